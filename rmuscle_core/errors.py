@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rMuscle raises on bad input: one sentence with expected, found, where, and the next step."""
+
+
+class RMuscleError(Exception):
+    """Base of every refusal; its text is fit to be shown to an operator as it is."""
+
+
+class CheckpointError(RMuscleError):
+    """The checkpoint directory cannot be used (missing, foreign, incomplete)."""
+
+
+class ObservationError(RMuscleError):
+    """An observation does not fit the policy (camera, joint, size, encoding)."""
+
+
+class LibraryError(RMuscleError):
+    """The episode library cannot be used as a whole (foreign fingerprint, unreadable index)."""
+
+
+class EpisodeError(LibraryError):
+    """One episode file is unusable; the others still are."""
+
+
+class SettingsError(RMuscleError):
+    """A setting has the wrong type or lies outside its range."""

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every tunable of a policy call, declared once.
+
+ROS parameters, command-line options, validation and docs/parameters.md are made from this table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any
+
+from rmuscle_core.errors import SettingsError
+
+NEXT_CALL, ON_CONFIGURE = 'next policy call', 'configure'
+MODES = ('dense', 'context', 'action', 'full')
+SOURCES = ('library', 'previous_call', 'none')
+RESIDUALS = ('reference', 'none')
+# profile -> (token_ratio, neuron_ratio)
+PROFILES = {'fast': (0.35, 0.35), 'default': (0.5, 0.5), 'slow': (0.8, 0.75)}
+
+
+def setting(default: Any, description: str, *, low: float | None = None, high: float | None = None,
+            choices: tuple[str, ...] = (), unit: str = '', effect: str = NEXT_CALL) -> Any:
+    """One row of the table: a dataclass field whose metadata describes it."""
+    return field(default=default, metadata={
+        'description': description, 'low': low, 'high': high, 'choices': choices, 'unit': unit, 'effect': effect})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """An immutable snapshot; the policy takes a new one between calls."""
+
+    profile: str = setting('default', 'named pair of token_ratio and neuron_ratio; "custom" keeps the two as set',
+                           choices=(*PROFILES, 'custom'))
+    token_ratio: float = setting(PROFILES['default'][0], 'share of visual tokens whose prefix FFN is recomputed',
+                                 low=0.0, high=1.0)
+    neuron_ratio: float = setting(PROFILES['default'][1], 'share of expert FFN neurons evaluated', low=0.0, high=1.0)
+    mode: str = setting('full', 'which caches a call may use', choices=MODES)
+    reference_source: str = setting('library', 'where references come from; each falls back to the next, then dense',
+                                    choices=SOURCES)
+    residual: str = setting('reference', 'what stands in for neurons not evaluated: their contribution in the '
+                            'reference, or nothing', choices=RESIDUALS)
+    min_similarity: float = setting(0.6, 'a reference less similar than this is not used', low=0.0, high=1.0)
+    history: int = setting(4, 'robot states compared in retrieval, newest included', low=1, high=32,
+                           effect=ON_CONFIGURE)
+    visual_weight: float = setting(0.5, 'weight of the visual part of the similarity; the state part has the rest',
+                                   low=0.0, high=1.0)
+    window: int = setting(1, 'calls before and after the expected one that are kept ready', low=0, high=10)
+    window_episodes: int = setting(3, 'episodes whose windows are kept ready', low=1, high=64)
+    slots: int = setting(12, 'expanded references held on the device', low=1, high=256, effect=ON_CONFIGURE)
+    mask_ratio: float = setting(0.75, 'share of neurons kept, ranked, in a library entry; upper limit of a cached '
+                                'neuron_ratio', low=0.05, high=1.0, effect=ON_CONFIGURE)
+    group_size: int = setting(5, 'consecutive denoise steps that share one neuron mask', low=1, high=64,
+                              unit='steps', effect=ON_CONFIGURE)
+    noise_seed: int = setting(0, 'seed of the initial noise, equal for every call so that references fit', low=0,
+                              high=2**31 - 1, effect=ON_CONFIGURE)
+
+    def with_values(self, **values: Any) -> Settings:
+        """Return a checked copy; a profile sets the two ratios, a ratio set alone makes the profile "custom"."""
+        checked = {name: check(name, value) for name, value in values.items()}
+        profile = checked.get('profile', 'custom')
+        if profile != 'custom':
+            token_ratio, neuron_ratio = PROFILES[profile]
+            checked = {'token_ratio': token_ratio, 'neuron_ratio': neuron_ratio, **checked}
+        if {'token_ratio', 'neuron_ratio'} & set(checked):
+            pair = tuple(checked.get(n, getattr(self, n)) for n in ('token_ratio', 'neuron_ratio'))
+            named = next((name for name, ratios in PROFILES.items() if ratios == pair), 'custom')
+            checked['profile'] = named
+        return replace(self, **checked)
+
+
+def rows() -> Iterator[Field]:
+    """Yield the table's rows: ``name``, ``default``, ``type`` and ``metadata`` of each setting."""
+    return iter(fields(Settings))
+
+
+def check(name: str, value: Any) -> Any:
+    """Return the value in its declared type.
+
+    Raises SettingsError naming the setting, the value and what is allowed.
+    """
+    row = next((r for r in rows() if r.name == name), None)
+    if row is None:
+        raise SettingsError(f'there is no setting {name!r}; known are {", ".join(r.name for r in rows())}')
+    meta, kind = row.metadata, type(row.default)
+    if meta['choices']:
+        if value not in meta['choices']:
+            raise SettingsError(f'{name} must be one of {", ".join(meta["choices"])}, not {value!r}')
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and value != int(value)):
+        raise SettingsError(f'{name} must be {"an integer" if kind is int else "a number"} in '
+                            f'[{meta["low"]}, {meta["high"]}], not {value!r}')
+    if not math.isfinite(value) or not meta['low'] <= value <= meta['high']:
+        raise SettingsError(f'{name} must lie in [{meta["low"]}, {meta["high"]}], not {value!r}')
+    return kind(value)
