@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which reference is expanded in which slot of the arena, and who may touch it.
+
+The lock covers bookkeeping only; no model work and no I/O happens under it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rmuscle_core.library import ReferenceId
+
+
+@dataclass
+class _Slot:
+    reference: ReferenceId | None = None
+    ready: bool = False
+    readers: int = 0
+    residual_neurons: int | None = None  # the neuron count its residual was built for
+
+
+class WorkingSet:
+    """Slots and their references. Inference reads (``reading``), the reconstructor writes (``claim``/``commit``)."""
+
+    def __init__(self, slots: int) -> None:
+        self._lock = threading.Lock()
+        self._slots = [_Slot() for _ in range(slots)]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def ready(self, residual_neurons: int | None = None) -> list[ReferenceId]:
+        """References that can serve a call now; with residual_neurons, only those whose residual fits it."""
+        with self._lock:
+            return [s.reference for s in self._slots if s.ready and residual_neurons in (None, s.residual_neurons)]
+
+    def has(self, reference: ReferenceId, residual_neurons: int | None) -> bool:
+        return reference in self.ready(residual_neurons)
+
+    @contextmanager
+    def reading(self, reference: ReferenceId) -> Iterator[int | None]:
+        """Pin the reference's slot for one call; yields its number, or None if it is gone by now."""
+        with self._lock:
+            slot = next((i for i, s in enumerate(self._slots) if s.ready and s.reference == reference), None)
+            if slot is not None:
+                self._slots[slot].readers += 1
+        try:
+            yield slot
+        finally:
+            if slot is not None:
+                with self._lock:
+                    self._slots[slot].readers -= 1
+
+    def claim(self, reference: ReferenceId, wanted: Sequence[ReferenceId]) -> int | None:
+        """Return a slot to expand the reference into, not readable until ``commit``; None if all are better used.
+
+        Order: the slot that holds it already (outdated residual), an empty one, one whose reference is not
+        wanted, the one wanted least (wanted is ordered by likelihood) if that is after the reference itself.
+        """
+        rank = {r: i for i, r in enumerate(wanted)}
+
+        def preference(item: tuple[int, _Slot]) -> tuple[int, int]:
+            index, slot = item
+            if slot.reference == reference:
+                return (0, index)
+            if slot.reference is None:
+                return (1, index)
+            return (2, -rank.get(slot.reference, len(rank)))
+
+        with self._lock:
+            free = [item for item in enumerate(self._slots) if not item[1].readers]
+            if not free:
+                return None
+            index, slot = min(free, key=preference)
+            outranked = slot.reference not in (None, reference) and (
+                rank.get(slot.reference, len(rank)) < rank.get(reference, len(rank)))
+            if outranked:
+                return None
+            self._slots[index] = _Slot(reference=reference)
+            return index
+
+    def commit(self, slot: int, residual_neurons: int | None) -> None:
+        """The slot is complete and may be read."""
+        with self._lock:
+            self._slots[slot].residual_neurons = residual_neurons
+            self._slots[slot].ready = True
+
+    def abandon(self, slot: int) -> None:
+        """The expansion into the slot was not finished."""
+        with self._lock:
+            self._slots[slot] = _Slot()
+
+    def drop(self, reference: ReferenceId) -> None:
+        """Forget a reference that turned out to be unusable or belongs to an ended episode."""
+        with self._lock:
+            for i, slot in enumerate(self._slots):
+                if slot.reference == reference and slot.ready and not slot.readers:
+                    self._slots[i] = _Slot()
