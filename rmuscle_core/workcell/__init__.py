@@ -1,0 +1,9 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A simulated two-arm workstation: physics, scripted expert, demonstrations, training and closed-loop evaluation."""
+
+import os
+import sys
+
+# MuJoCo chooses its GL backend when it is imported; without a display only off-screen rendering can work.
+if sys.platform == 'linux' and not os.environ.get('DISPLAY'):
+    os.environ.setdefault('MUJOCO_GL', 'osmesa')
