@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For installing without ROS: the same packages that CMakeLists.txt installs, less the messages."""
+
+from setuptools import find_packages, setup
+
+kernels = ['rmuscle_kernels', *(f'rmuscle_kernels.{name}' for name in find_packages('kernels'))]
+gpu = ['triton>=3.6']
+workcell = ['gym-aloha>=0.1.5', 'dm-control>=1.0.41', 'mujoco>=3.8.1,<3.9']
+bags = ['rosbags>=0.11']
+
+setup(
+    name='rmuscle',
+    version='0.1.0',
+    description='Muscle memory for vision-language-action policies on ROS 2',
+    license='Apache-2.0',
+    python_requires='>=3.10',
+    packages=find_packages(include=['rmuscle_core*', 'rmuscle_ros*']) + kernels,
+    package_dir={'rmuscle_kernels': 'kernels'},
+    # rmuscle_ros needs rclpy and the message packages too; those belong to the ROS installation, not to pip.
+    install_requires=[
+        'h5py>=3.10',
+        'numpy>=1.26',
+        'opencv-python-headless>=4.8',
+        'PyYAML>=6.0',
+        'rich>=13',
+        'safetensors>=0.4.3',
+        'tokenizers>=0.20',
+        'torch>=2.11',
+        'transformers>=4.57',
+    ],
+    extras_require={
+        'gpu': gpu,
+        'workcell': workcell,
+        'bags': bags,
+        'test': [*gpu, *workcell, *bags, 'hypothesis>=6.100', 'pytest>=8', 'ruff>=0.15'],
+    },
+    entry_points={'console_scripts': ['rmuscle = rmuscle_core.cli:main']},
+)
