@@ -49,11 +49,14 @@ class Settings:
                                    low=0.0, high=1.0)
     window: int = setting(1, 'calls before and after the expected one that are kept ready', low=0, high=10)
     window_episodes: int = setting(3, 'episodes whose windows are kept ready', low=1, high=64)
+    budget: int = setting(6, 'references expanded at most while one chunk is executed', low=0, high=256)
     slots: int = setting(12, 'expanded references held on the device', low=1, high=256, effect=ON_CONFIGURE)
     mask_ratio: float = setting(0.75, 'share of neurons kept, ranked, in a library entry; upper limit of a cached '
                                 'neuron_ratio', low=0.05, high=1.0, effect=ON_CONFIGURE)
     group_size: int = setting(5, 'consecutive denoise steps that share one neuron mask', low=1, high=64,
                               unit='steps', effect=ON_CONFIGURE)
+    sketch_width: int = setting(0, 'width of the random projection by which tokens are compared; 0 compares them '
+                                'whole', low=0, high=1024, effect=ON_CONFIGURE)
     noise_seed: int = setting(0, 'seed of the initial noise, equal for every call so that references fit', low=0,
                               high=2**31 - 1, effect=ON_CONFIGURE)
 

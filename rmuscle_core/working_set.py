@@ -22,6 +22,14 @@ class _Slot:
     residual_neurons: int | None = None  # the neuron count its residual was built for
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A pinned slot and the neuron count its residual was built for (None: no residual)."""
+
+    slot: int
+    residual_neurons: int | None
+
+
 class WorkingSet:
     """Slots and their references. Inference reads (``reading``), the reconstructor writes (``claim``/``commit``)."""
 
@@ -32,27 +40,30 @@ class WorkingSet:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def ready(self, residual_neurons: int | None = None) -> list[ReferenceId]:
-        """References that can serve a call now; with residual_neurons, only those whose residual fits it."""
+    def ready(self) -> list[ReferenceId]:
+        """References that can serve a call now."""
         with self._lock:
-            return [s.reference for s in self._slots if s.ready and residual_neurons in (None, s.residual_neurons)]
+            return [s.reference for s in self._slots if s.ready]
 
     def has(self, reference: ReferenceId, residual_neurons: int | None) -> bool:
-        return reference in self.ready(residual_neurons)
+        """Whether the reference is ready with the residual asked for (None: any will do)."""
+        with self._lock:
+            return any(s.ready and s.reference == reference and residual_neurons in (None, s.residual_neurons)
+                       for s in self._slots)
 
     @contextmanager
-    def reading(self, reference: ReferenceId) -> Iterator[int | None]:
-        """Pin the reference's slot for one call; yields its number, or None if it is gone by now."""
+    def reading(self, reference: ReferenceId | None) -> Iterator[Reading | None]:
+        """Pin the reference's slot for one call; yields None if it is not (or no longer) ready."""
         with self._lock:
-            slot = next((i for i, s in enumerate(self._slots) if s.ready and s.reference == reference), None)
-            if slot is not None:
-                self._slots[slot].readers += 1
+            found = next(((i, s) for i, s in enumerate(self._slots) if s.ready and s.reference == reference), None)
+            if found:
+                found[1].readers += 1
         try:
-            yield slot
+            yield Reading(found[0], found[1].residual_neurons) if found else None
         finally:
-            if slot is not None:
+            if found:
                 with self._lock:
-                    self._slots[slot].readers -= 1
+                    found[1].readers -= 1
 
     def claim(self, reference: ReferenceId, wanted: Sequence[ReferenceId]) -> int | None:
         """Return a slot to expand the reference into, not readable until ``commit``; None if all are better used.

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plain path: the model as it is, one FFN object per call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from rmuscle_core.arena import ReferenceArena
+from rmuscle_core.engine.plan import CallPlan, arena_shape
+from rmuscle_core.ffn import ContextFFN, DenseFFN, NeuronFFN, RecordFFN, ResidualFFN, ScoreFFN
+from rmuscle_core.library import Reference
+from rmuscle_core.model import VLA
+from rmuscle_core.processing import ModelInputs
+from rmuscle_core.settings import Settings
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """Prefix embeddings [1, T + P, D] of one observation; the first ``tokens`` rows are visual."""
+
+    prefix: torch.Tensor
+    tokens: int
+    inputs: ModelInputs
+
+    @property
+    def visual(self) -> torch.Tensor:
+        return self.prefix[0, :self.tokens]
+
+    @property
+    def text(self) -> int:
+        return self.prefix.shape[1] - self.tokens
+
+
+class EagerEngine:
+    """Computes on the model's own device; ``arena`` holds the expanded references.
+
+    ``act`` runs on the inference thread, ``expand`` and ``rank_neurons`` on the reconstruct thread, side by side.
+    """
+
+    def __init__(self, model: VLA, settings: Settings, views: int) -> None:
+        self.model, self.settings = model, settings
+        weight = model.prefix_weight
+        self.device, self.dtype = weight.device, weight.dtype
+        shape = arena_shape(settings, model.config, views * model.config.vision.tokens)
+        self.arena = ReferenceArena(shape, settings.slots, self.dtype, self.device)
+        generator = torch.Generator().manual_seed(settings.noise_seed)
+        self.noise = torch.randn(1, model.config.chunk_size, model.config.padded_dim, generator=generator).to(self.device)
+        self.recomputed: list[torch.Tensor] = []  # rows recomputed by the last call, per prefix layer
+
+    @torch.inference_mode()
+    def embed(self, inputs: ModelInputs) -> Embedded:
+        images = inputs.images.to(self.device)
+        visual = self.model.embed_images(images).flatten(0, 1)
+        text = self.model.embed_prompt(inputs.token_ids.to(self.device))
+        return Embedded(torch.cat([visual, text.to(visual.dtype)])[None], visual.shape[0], inputs)
+
+    @torch.inference_mode()
+    def act(self, embedded: Embedded, plan: CallPlan, slot: int | None) -> tuple[torch.Tensor, dict[str, float]]:
+        """Return actions float32 [H, A_pad] on the host and milliseconds per stage."""
+        context, neurons = self._call_ffns(plan, slot)
+        start = time.perf_counter()
+        cache = self.model.prefill(embedded.prefix, context)
+        self._synchronize()
+        middle = time.perf_counter()
+        actions = self.model.denoise(cache, self.noise, neurons, self._state(embedded.inputs.state))
+        actions = actions[0].float().cpu()
+        end = time.perf_counter()
+        return actions, {'prefill': 1e3 * (middle - start), 'denoise': 1e3 * (end - middle)}
+
+    @torch.inference_mode()
+    def expand(self, reference: Reference, slot: int, neurons: torch.Tensor, plan: CallPlan,
+               checkpoint: Callable[[], None]) -> None:
+        """Rebuild the reference's FFN states in a slot nobody reads; raises Interrupted from checkpoint."""
+        cache = self.model.prefill(self._prefix(reference), RecordFFN(self.arena, slot, checkpoint))
+        self.arena.neurons[slot].copy_(neurons[..., :self.arena.shape.masked])
+        if plan.residual and plan.neurons is not None:
+            residual = ResidualFFN(self.arena, slot, plan.neurons, self.settings.group_size, checkpoint)
+            self.model.denoise(cache, self.noise, residual, self._state(self._padded(reference)))
+        self._synchronize()
+
+    @torch.inference_mode()
+    def rank_neurons(self, reference: Reference, checkpoint: Callable[[], None]) -> torch.Tensor:
+        """Contribution ranking of the reference's own denoising: int32 [G, M, masked] on the host."""
+        shape, config = self.arena.shape, self.model.config
+        score = ScoreFFN(shape.groups, shape.action_layers, config.expert.mlp, self.settings.group_size, self.device,
+                         checkpoint)
+
+        def dense(x: torch.Tensor, mlp, layer: int, step: int = 0) -> torch.Tensor:
+            checkpoint()
+            return mlp(x)
+
+        cache = self.model.prefill(self._prefix(reference), dense)
+        self.model.denoise(cache, self.noise, score, self._state(self._padded(reference)))
+        return score.ranked(shape.masked).cpu()
+
+    def _call_ffns(self, plan: CallPlan, slot: int | None):
+        if slot is None:
+            return DenseFFN(), DenseFFN()
+        self.arena.slot.fill_(slot)
+        self.recomputed = []
+        context = DenseFFN() if plan.tokens is None else ContextFFN(self.arena, plan.tokens, self.recomputed)
+        neurons = DenseFFN() if plan.neurons is None else NeuronFFN(self.arena, plan.neurons,
+                                                                     self.settings.group_size, plan.residual)
+        return context, neurons
+
+    def _prefix(self, reference: Reference) -> torch.Tensor:
+        visual = reference.prefix.to(self.device, self.dtype)
+        ids = torch.as_tensor(reference.token_ids, dtype=torch.int64, device=self.device)
+        return torch.cat([visual, self.model.embed_prompt(ids).to(self.dtype)])[None]
+
+    def _padded(self, reference: Reference) -> torch.Tensor:
+        state = torch.zeros(self.model.config.padded_dim)
+        newest = torch.as_tensor(reference.states[-1])
+        state[:newest.shape[0]] = newest
+        return state
+
+    def _state(self, state: torch.Tensor) -> torch.Tensor | None:
+        return state[None].to(self.device) if self.model.config.kind == 'pi0' else None
+
+    def _synchronize(self) -> None:
+        if self.device.type == 'cuda':
+            torch.cuda.current_stream(self.device).synchronize()

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From ratios to the static sizes of one policy call."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rmuscle_core.arena import ArenaShape
+from rmuscle_core.model import ModelConfig
+from rmuscle_core.settings import Settings
+
+TILE = 64  # rows and neurons fill whole GPU tiles where the model is large enough for tiles to matter
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """tokens: visual tokens recomputed per layer, None for a dense prefill; neurons likewise per expert layer."""
+
+    tokens: int | None = None
+    neurons: int | None = None
+    residual: bool = False
+
+    @property
+    def dense(self) -> bool:
+        return self.tokens is None and self.neurons is None
+
+
+def token_count(ratio: float, tokens: int, text: int = 0) -> int:
+    """ceil(ratio * tokens), raised so that it fills whole tiles together with the text rows when tiles matter."""
+    count = min(math.ceil(ratio * tokens), tokens)
+    if tokens >= 4 * TILE and 0 < count < tokens:
+        count = min(math.ceil((count + text) / TILE) * TILE - text, tokens)
+    return count
+
+
+def neuron_count(ratio: float, neurons: int) -> int:
+    """ceil(ratio * neurons), at least one, raised to whole tiles where the layer is large."""
+    count = min(max(math.ceil(ratio * neurons), 1), neurons)
+    return min(math.ceil(count / TILE) * TILE, neurons) if neurons >= 16 * TILE else count
+
+
+def plan_call(settings: Settings, config: ModelConfig, tokens: int, text: int) -> CallPlan:
+    """What the settings ask of one call with T visual and P text rows, given a reference."""
+    context, action = settings.mode in ('context', 'full'), settings.mode in ('action', 'full')
+    return CallPlan(tokens=token_count(settings.token_ratio, tokens, text) if context else None,
+                    neurons=neuron_count(settings.neuron_ratio, config.expert.mlp) if action else None,
+                    residual=settings.residual == 'reference' and action)
+
+
+def arena_shape(settings: Settings, config: ModelConfig, tokens: int) -> ArenaShape:
+    """Sizes of one expanded reference for T visual tokens."""
+    return ArenaShape(layers=config.prefix.layers - 1, tokens=tokens, width=config.prefix.width,
+                      compare_width=settings.sketch_width or config.prefix.width, steps=config.steps,
+                      groups=math.ceil(config.steps / settings.group_size), action_layers=config.expert.layers,
+                      masked=neuron_count(settings.mask_ratio, config.expert.mlp),
+                      suffix=config.chunk_size + (config.kind == 'pi0'), action_width=config.expert.width,
+                      with_residual=settings.residual == 'reference')

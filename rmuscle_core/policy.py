@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One policy call, top to bottom: observe, retrieve, prefill with the Context Cache, denoise with the Action Cache."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rmuscle_core.engine.eager import EagerEngine, Embedded
+from rmuscle_core.engine.plan import CallPlan, plan_call
+from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId, fingerprint
+from rmuscle_core.memory import MuscleMemory, Query, Recall, make_reference
+from rmuscle_core.model import VLA, load_model
+from rmuscle_core.observation import ActionChunk, CallReport, Observation
+from rmuscle_core.processing import Processor
+from rmuscle_core.retrieval import make_key
+from rmuscle_core.settings import Settings
+
+
+class MusclePolicy:
+    """A vision-language-action policy with a muscle memory.
+
+    ``infer`` and ``chunk_published`` are called in turn from one thread; ``settings`` may be replaced from any
+    thread and takes effect at the next call. Whatever goes wrong with a reference, the call runs dense.
+    """
+
+    def __init__(self, model: VLA, processor: Processor, settings: Settings | None = None,
+                 library: EpisodeLibrary | None = None) -> None:
+        self.settings = settings or Settings()
+        self.model, self.config, self.processor, self.library = model, model.config, processor, library
+        self.engine = EagerEngine(model, self.settings, len(self.config.cameras))
+        self.memory = MuscleMemory(self.engine, self.settings, library)
+        self.served = {'library': 0, 'previous_call': 0, 'dense': 0}
+        self._states: deque[np.ndarray] = deque(maxlen=self.settings.history)
+        self._last: tuple[Query, Embedded, np.ndarray] | None = None
+
+    @classmethod
+    def load(cls, checkpoint: str | Path, settings: Settings | None = None, library: str | Path | None = None,
+             device: str = 'cpu') -> MusclePolicy:
+        """Read a LeRobot-format checkpoint directory and, if given, open (or create) the library made with it.
+
+        Raises CheckpointError or LibraryError with one sentence for the operator.
+        """
+        model = load_model(checkpoint, device=device)
+        processor = Processor.from_checkpoint(checkpoint, model.config)
+        opened = EpisodeLibrary.open_or_create(library, fingerprint(checkpoint, model)) if library else None
+        return cls(model, processor, settings, opened)
+
+    def infer(self, observation: Observation) -> ActionChunk:
+        """Return the action chunk for the observation.
+
+        Raises ObservationError when the observation does not fit the checkpoint; nothing else on bad input.
+        """
+        settings, watch = self.settings, Stopwatch()
+        with self.memory.reconstructor.policy_call():
+            inputs = self.processor.encode(observation)
+            watch.lap('process')
+            embedded = self.engine.embed(inputs)
+            watch.lap('embed')
+            query = self._query(embedded, observation)
+            recall = self.memory.recall(query, settings)
+            watch.lap('retrieve')
+            actions, report = self._act(embedded, recall, settings)
+            watch.lap('act')
+            chunk = self.processor.decode(actions.numpy(), observation)
+            watch.lap('decode')
+        report.milliseconds.update(watch.stages)
+        report.milliseconds['total'] = sum(watch.stages.values())
+        self.served[report.path] += 1
+        self._last = (query, embedded, chunk)
+        return ActionChunk(chunk, report, observation.stamp_s)
+
+    def chunk_published(self, next_call_in_s: float) -> None:
+        """The robot executes the last chunk from now on: record the call, use the time for likely references."""
+        if self._last is None:
+            return
+        (query, embedded, chunk), self._last = self._last, None
+        self.memory.remember(query, embedded.visual, embedded.inputs.token_ids, chunk)
+        self.memory.prepare(query, self.settings, next_call_in_s)
+
+    def warm_up(self, prompt: str) -> None:
+        """Run one dense call on a blank observation, then expand what an episode may start with; blocks."""
+        side = self.config.vision.image_size
+        blank = Observation({camera: np.zeros((side, side, 3), np.uint8) for camera in self.config.cameras},
+                            self.processor.neutral_state(), prompt)
+        self.engine.act(self.engine.embed(self.processor.encode(blank)), CallPlan(), None)
+        self.reset_episode(prompt)
+        self.memory.reconstructor.wait_idle()
+
+    def reset_episode(self, prompt: str) -> None:
+        """Forget the running episode and prepare for the first call of the next one; does not block."""
+        self._states.clear()
+        self._last = None
+        self.memory.begin_episode(task_of(prompt), self.config.cameras, self.settings)
+
+    def save_episode(self, success: bool = True) -> Future[Path]:
+        """Write the running episode to the library off this thread; the future holds the file or a LibraryError."""
+        return self.memory.save(success)
+
+    def record_references(self, observations: Sequence[Observation], task: str, episode: str) -> list[Reference]:
+        """Turn a recorded episode (one observation per policy call) into library entries, by dense calls."""
+        self._states.clear()
+        references = []
+        for number, observation in enumerate(observations):
+            embedded = self.engine.embed(self.processor.encode(observation))
+            query = self._query(embedded, observation)
+            actions, _ = self.engine.act(embedded, CallPlan(), None)
+            reference = make_reference(ReferenceId(task, episode, number), query, embedded.visual,
+                                       embedded.inputs.token_ids, self.processor.decode(actions.numpy(), observation))
+            references.append(self.memory.with_neurons(reference, lambda: None))
+        self._states.clear()
+        return references
+
+    def status(self) -> dict[str, int]:
+        """Counters for CacheStatus."""
+        return {'library_entries': len(self.library.index().ids) if self.library else 0,
+                'library_bytes': self.library.nbytes if self.library else 0,
+                'slots_ready': len(self.memory.working_set.ready()), 'slots': len(self.memory.working_set),
+                'working_set_bytes': self.engine.arena.nbytes,
+                **{f'served_{path}': count for path, count in self.served.items()}}
+
+    def close(self) -> bool:
+        """Stop the reconstruct thread; True if it has ended."""
+        return self.memory.reconstructor.close()
+
+    def _query(self, embedded: Embedded, observation: Observation) -> Query:
+        self._states.append(embedded.inputs.state_normalized)
+        views = embedded.inputs.views
+        return Query(make_key(embedded.visual, views), np.stack(self._states), task_of(observation.prompt), views)
+
+    def _act(self, embedded: Embedded, recall: Recall, settings: Settings) -> tuple[torch.Tensor, CallReport]:
+        """Compute the actions on the path the memory offers, or dense when it no longer holds."""
+        neurons, match = self.config.expert.mlp, recall.match
+        report = CallReport(settings.mode, recall.path, recall.reason, tokens=embedded.tokens, neurons=neurons)
+        plan = plan_call(settings, self.config, embedded.tokens, embedded.text)
+        with self.memory.working_set.reading(match.id if match else None) as reading:
+            if match and reading is None:
+                report.path, report.reason = 'dense', f'{match.id} was replaced while it was matched'
+            if reading and plan.residual and reading.residual_neurons != plan.neurons:
+                plan = CallPlan(tokens=plan.tokens)
+                report.reason += '; its residual is being rebuilt for the new neuron_ratio, so denoising ran dense'
+            if reading is None:
+                plan = CallPlan()
+            actions, stages = self.engine.act(embedded, plan, reading.slot if reading else None)
+        if reading and not torch.isfinite(actions).all():
+            self.memory.quarantine(match.id)
+            report.path, report.reason = 'dense', f'{match.id} led to a non-finite action and is out of use'
+            plan = CallPlan()
+            actions, stages = self.engine.act(embedded, plan, None)
+        if report.path != 'dense':
+            report.reference, report.similarity = str(match.id), match.similarity
+        report.tokens_recomputed = embedded.tokens if plan.tokens is None else plan.tokens
+        report.neurons_evaluated = neurons if plan.neurons is None else plan.neurons
+        report.milliseconds = dict(stages)
+        return actions, report
+
+
+class Stopwatch:
+    """Wall milliseconds between laps."""
+
+    def __init__(self) -> None:
+        self.stages: dict[str, float] = {}
+        self._since = time.perf_counter()
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.stages[stage], self._since = 1e3 * (now - self._since), now
+
+
+def task_of(prompt: str) -> str:
+    """The task a prompt names, as it is written in reference ids and folder names."""
+    return re.sub(r'[^a-z0-9]+', '-', prompt.lower()).strip('-') or 'task'
