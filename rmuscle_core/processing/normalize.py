@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normalisation of state and actions by the statistics a checkpoint was trained with, and its inverse."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmuscle_core.errors import CheckpointError
+
+# mode -> the two statistics that are mapped to -1 and +1
+RANGES = {'QUANTILES': ('q01', 'q99'), 'QUANTILE10': ('q10', 'q90'), 'MIN_MAX': ('min', 'max')}
+
+
+@dataclass(frozen=True)
+class Normalizer:
+    """Affine map of a feature [..., dims] float32, one pair of statistics per dimension, formulas as in LeRobot.
+
+    Ranges: 2 (x - low) / (high - low) - 1, where a range of exactly 0 becomes ``eps``. MEAN_STD:
+    (x - mean) / (std + eps), inverse y std + mean. IDENTITY: unchanged. Nothing is clipped.
+    """
+
+    mode: str
+    first: np.ndarray  # low or mean
+    second: np.ndarray  # high or std
+    eps: float = 1e-8
+
+    @classmethod
+    def from_statistics(cls, mode: str, statistics: Mapping[str, np.ndarray], key: str, dims: int,
+                        eps: float = 1e-8, source: str = 'the statistics file') -> Normalizer:
+        """Pick the mode's two statistics of feature ``key``; absent, misshapen or non-finite ones are refused."""
+        if mode == 'IDENTITY':
+            return cls(mode, np.zeros(dims, np.float32), np.ones(dims, np.float32), eps)
+        if mode not in RANGES and mode != 'MEAN_STD':
+            raise CheckpointError(f'{source}: normalisation of {key} must be IDENTITY, MEAN_STD or one of '
+                                  f'{", ".join(RANGES)}, not {mode!r}; re-export the checkpoint')
+        pair = []
+        for name in RANGES.get(mode, ('mean', 'std')):
+            found = statistics.get(f'{key}.{name}')
+            if found is None or np.shape(found) != (dims,) or not np.isfinite(found).all():
+                what = 'nothing' if found is None else f'shape {list(np.shape(found))} or non-finite values'
+                raise CheckpointError(f'{source}: {mode} needs {dims} finite numbers in {key}.{name}, found {what}; '
+                                      're-export the checkpoint with its training statistics')
+            pair.append(np.asarray(found, np.float32))
+        return cls(mode, *pair, eps=eps)
+
+    def normalize(self, values: np.ndarray) -> np.ndarray:
+        """Raw units to the policy's scale."""
+        values = np.asarray(values, np.float32)
+        if self.mode == 'IDENTITY':
+            return values
+        if self.mode == 'MEAN_STD':
+            return (values - self.first) / (self.second + np.float32(self.eps))
+        return np.float32(2) * (values - self.first) / self._span() - np.float32(1)
+
+    def unnormalize(self, values: np.ndarray) -> np.ndarray:
+        """The policy's scale to raw units."""
+        values = np.asarray(values, np.float32)
+        if self.mode == 'IDENTITY':
+            return values
+        if self.mode == 'MEAN_STD':
+            return values * self.second + self.first
+        return (values + np.float32(1)) * self._span() / np.float32(2) + self.first
+
+    def narrow(self) -> list[int]:
+        """Dimensions that hardly moved in training: a small offset there becomes a huge normalised value."""
+        if self.mode == 'IDENTITY':
+            return []
+        span = self.second if self.mode == 'MEAN_STD' else self.second - self.first
+        return [int(i) for i in np.flatnonzero(np.abs(span) < 1e-4 * max(1e-12, np.abs(span).max(initial=0)))]
+
+    def digest(self) -> str:
+        """Short hash of mode and statistics; equal digests normalise equally."""
+        hashed = hashlib.blake2b(f'{self.mode} {self.eps}'.encode(), digest_size=8)
+        hashed.update(self.first.astype('<f4').tobytes() + self.second.astype('<f4').tobytes())
+        return hashed.hexdigest()
+
+    def _span(self) -> np.ndarray:
+        span = self.second - self.first
+        return np.where(span == 0, np.float32(self.eps), span)
+
+
+def feature_statistics(values: np.ndarray) -> dict[str, np.ndarray]:
+    """Statistics of training data [N, dims] under the names LeRobot stores: mean, std, min, max, q01 .. q99, count."""
+    values = np.asarray(values, np.float64)
+    quantiles = {f'q{q:02d}': np.quantile(values, q / 100, axis=0) for q in (1, 10, 50, 90, 99)}
+    moments = {'mean': values.mean(0), 'std': values.std(0), 'min': values.min(0), 'max': values.max(0)}
+    named = {**moments, **quantiles, 'count': np.array([len(values)])}
+    return {name: np.asarray(value, np.float32) for name, value in named.items()}
