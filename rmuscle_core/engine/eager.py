@@ -43,12 +43,12 @@ class EagerEngine:
 
     def __init__(self, model: VLA, settings: Settings, views: int) -> None:
         self.model, self.settings = model, settings
-        weight = model.prefix_weight
-        self.device, self.dtype = weight.device, weight.dtype
+        self.device, self.dtype = model.cos.device, model.config.compute_dtype
         shape = arena_shape(settings, model.config, views * model.config.vision.tokens)
         self.arena = ReferenceArena(shape, settings.slots, self.dtype, self.device)
         generator = torch.Generator().manual_seed(settings.noise_seed)
-        self.noise = torch.randn(1, model.config.chunk_size, model.config.padded_dim, generator=generator).to(self.device)
+        noise = torch.randn(1, model.config.chunk_size, model.config.padded_dim, generator=generator)
+        self.noise = noise.to(self.device)
         self.recomputed: list[torch.Tensor] = []  # rows recomputed by the last call, per prefix layer
 
     @torch.inference_mode()

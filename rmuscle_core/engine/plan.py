@@ -54,5 +54,5 @@ def arena_shape(settings: Settings, config: ModelConfig, tokens: int) -> ArenaSh
                       compare_width=settings.sketch_width or config.prefix.width, steps=config.steps,
                       groups=math.ceil(config.steps / settings.group_size), action_layers=config.expert.layers,
                       masked=neuron_count(settings.mask_ratio, config.expert.mlp),
-                      suffix=config.chunk_size + (config.kind == 'pi0'), action_width=config.expert.width,
+                      suffix=config.suffix_rows, action_width=config.expert.width,
                       with_residual=settings.residual == 'reference')

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import torch
-from rmuscle_kernels.merge import merge_rows
 from rmuscle_kernels.select import select_tokens
 
 from rmuscle_core.arena import ReferenceArena
@@ -24,9 +23,10 @@ class ContextFFN:
         tokens = arena.shape.tokens
         if self.k >= tokens:  # nothing to reuse: the dense code path, bit for bit
             return mlp(x)
-        index, inverse = select_tokens(arena.comparable(rows[:tokens]), arena.x[:, layer], arena.slot, self.k,
+        index, _ = select_tokens(arena.comparable(rows[:tokens]), arena.x[:, layer], arena.slot, self.k,
                                        rows.shape[0] - tokens)
         if self.recomputed is not None:
             self.recomputed.append(index)
-        fresh = mlp(rows.index_select(0, index))
-        return merge_rows(fresh, inverse, arena.y[:, layer], arena.slot)[None]
+        y = torch.empty_like(rows)
+        y[:tokens] = arena.y[:, layer].index_select(0, arena.slot)[0]
+        return y.index_copy_(0, index.long(), mlp(rows.index_select(0, index)))[None]

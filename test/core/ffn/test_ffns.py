@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The FFNs on a small random model: exactness at ratio one, and what each keeps or leaves out."""
+
+import pytest
+import torch
+
+from rmuscle_core.arena import ArenaShape, ReferenceArena
+from rmuscle_core.ffn import ContextFFN, DenseFFN, Interrupted, NeuronFFN, RecordFFN, ResidualFFN, ScoreFFN
+from rmuscle_core.model import ModelConfig, TransformerConfig, VisionConfig, VLA
+
+T, TEXT, K, GROUP, N = 8, 3, 4, 2, 24
+
+
+def nothing():
+    return None
+
+
+@pytest.fixture(scope='module')
+def model():
+    torch.manual_seed(0)
+    config = ModelConfig('pi05', VisionConfig(8, 4, 16, 1, 16, 2), TransformerConfig(16, 3, 32, 2, 1, 8),
+                         TransformerConfig(12, 3, N, 2, 1, 8), vocab=40, cameras=('a', 'b'), state_dim=3, action_dim=3,
+                         chunk_size=5, steps=K)
+    return VLA(config).eval()
+
+
+@pytest.fixture
+def arena():
+    return ReferenceArena(ArenaShape(layers=2, tokens=T, width=16, compare_width=16, steps=K, groups=2,
+                                     action_layers=3, masked=18, suffix=5, action_width=12, with_residual=True),
+                          slots=2, dtype=torch.float32, device='cpu')
+
+
+def prefix_of(seed):
+    return torch.randn(1, T + TEXT, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def noise():
+    return torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(9))
+
+
+@torch.inference_mode()
+def expand(model, arena, slot, prefix, neurons=6):
+    cache = model.prefill(prefix, RecordFFN(arena, slot, nothing))
+    score = ScoreFFN(2, 3, N, GROUP, 'cpu', nothing)
+    model.denoise(cache, noise(), score)
+    arena.neurons[slot].copy_(score.ranked(18))
+    model.denoise(cache, noise(), ResidualFFN(arena, slot, neurons, GROUP, nothing))
+    arena.slot.fill_(slot)
+    return score
+
+
+@torch.inference_mode()
+def act(model, prefix, context, neurons):
+    return model.denoise(model.prefill(prefix, context), noise(), neurons)
+
+
+def test_ratio_one_is_dense_bit_for_bit(model, arena):
+    expand(model, arena, 1, prefix_of(0))
+    dense = act(model, prefix_of(1), DenseFFN(), DenseFFN())
+    assert torch.equal(act(model, prefix_of(1), ContextFFN(arena, T), NeuronFFN(arena, N, GROUP, True)), dense)
+
+
+def test_record_keeps_what_a_dense_prefill_sees_bit_for_bit(model, arena):
+    seen = {}
+
+    def spy(x, mlp, layer, step=0):
+        y = mlp(x)
+        seen[layer] = (x[0, :T].clone(), y[0, :T].clone())
+        return y
+
+    with torch.inference_mode():
+        model.prefill(prefix_of(2), spy)
+    expand(model, arena, 1, prefix_of(2))
+    for layer, (x, y) in seen.items():
+        assert torch.equal(arena.x[1, layer], x) and torch.equal(arena.y[1, layer], y)
+    assert len(seen) == 2
+
+
+def test_an_identical_observation_reproduces_dense_whatever_is_reused(model, arena):
+    expand(model, arena, 0, prefix_of(3), neurons=6)
+    dense = act(model, prefix_of(3), DenseFFN(), DenseFFN())
+    cached = act(model, prefix_of(3), ContextFFN(arena, 0), NeuronFFN(arena, 6, GROUP, True))
+    torch.testing.assert_close(cached, dense, rtol=0, atol=1e-5)
+    without = act(model, prefix_of(3), ContextFFN(arena, 0), NeuronFFN(arena, 6, GROUP, False))
+    assert (without - dense).abs().max() > 1e-3  # what the dropped neurons contributed is really gone
+
+
+def test_only_the_most_changed_tokens_and_the_text_are_recomputed(model, arena):
+    expand(model, arena, 0, prefix_of(4))
+    prefix = prefix_of(4).clone()
+    prefix[0, [2, 5]] += 3.0
+    rows = []
+    with torch.inference_mode():
+        model.prefill(prefix, ContextFFN(arena, 2, rows))
+    assert rows[0].tolist() == [2, 5, *range(T, T + TEXT)]
+
+
+def test_reused_rows_are_the_references_output(model, arena):
+    expand(model, arena, 0, prefix_of(5))
+    outputs = []
+
+    class Spy(ContextFFN):
+        def __call__(self, x, mlp, layer, step=0):
+            outputs.append(super().__call__(x, mlp, layer, step))
+            return outputs[-1]
+
+    rows = []
+    with torch.inference_mode():
+        model.prefill(prefix_of(6), Spy(arena, 3, rows))
+    for layer, y in enumerate(outputs):
+        reused = sorted(set(range(T)) - set(rows[layer].tolist()))
+        assert len(reused) == T - 3
+        assert torch.equal(y[0, reused], arena.y[0, layer, reused])
+
+
+def test_scores_are_activation_magnitude_times_output_weight(model, arena):
+    score = expand(model, arena, 0, prefix_of(7))
+    expected = torch.zeros(2, 3, N)
+
+    def spy(x, mlp, layer, step=0):
+        a = torch.nn.functional.gelu(mlp.gate(x), approximate='tanh') * mlp.up(x)
+        expected[step // GROUP, layer] += a[0].abs().sum(0) * mlp.down.weight.norm(dim=0)
+        return mlp.down(a)
+
+    act(model, prefix_of(7), DenseFFN(), spy)
+    torch.testing.assert_close(score.scores, expected)
+    ranked = score.ranked(18).long()
+    along = score.scores.gather(-1, ranked)
+    assert (along.diff(dim=-1) <= 0).all()
+    assert (along[..., -1:] >= score.scores.sort(-1).values[..., N - 18:N - 17]).all()
+
+
+def test_neurons_outside_the_mask_do_not_matter_without_residual(model, arena):
+    expand(model, arena, 0, prefix_of(8))
+    before = act(model, prefix_of(8), DenseFFN(), NeuronFFN(arena, 6, GROUP, False))
+
+    class Poisoned(NeuronFFN):
+        def _weights(self, mlp, group, layer):
+            kept = self.arena.neurons[self.slot, group, layer, :self.neurons].long()
+            poisoned = type(mlp)(TransformerConfig(12, 3, N, 2, 1, 8), torch.float32)
+            poisoned.load_state_dict(mlp.state_dict())
+            dropped = torch.ones(N, dtype=torch.bool).index_fill(0, kept, False)
+            with torch.no_grad():
+                poisoned.gate.weight[dropped] = float('nan')
+                poisoned.down.weight[:, dropped] = float('nan')
+            return super()._weights(poisoned, group, layer)
+
+    assert torch.equal(act(model, prefix_of(8), DenseFFN(), Poisoned(arena, 6, GROUP, False)), before)
+
+
+@pytest.mark.parametrize('stop_at', [0, 1])
+def test_an_interrupted_reconstruction_leaves_the_model_and_other_slots_alone(model, arena, stop_at):
+    expand(model, arena, 0, prefix_of(0))
+    kept, dense = arena.y[0].clone(), act(model, prefix_of(1), DenseFFN(), DenseFFN())
+    layers = iter(range(10))
+
+    def checkpoint():
+        if next(layers) == stop_at:
+            raise Interrupted
+
+    with pytest.raises(Interrupted), torch.inference_mode():
+        model.prefill(prefix_of(2), RecordFFN(arena, 1, checkpoint))
+    assert torch.equal(arena.y[0], kept)
+    assert torch.equal(act(model, prefix_of(1), DenseFFN(), DenseFFN()), dense)
+
+
+def test_a_sketch_compares_by_projected_inputs():
+    shape = ArenaShape(layers=1, tokens=64, width=256, compare_width=64, steps=1, groups=1, action_layers=1, masked=1,
+                       suffix=1, action_width=1, with_residual=False)
+    arena = ReferenceArena(shape, slots=1, dtype=torch.float32, device='cpu')
+    generator = torch.Generator().manual_seed(0)
+    reference = torch.randn(64, 256, generator=generator)
+    arena.x[0, 0] = arena.comparable(reference)
+    changed = reference.clone()
+    changed[[3, 40]] += torch.randn(2, 256, generator=generator)
+    rows = []
+    ContextFFN(arena, 2, rows)(changed[None], torch.nn.Identity(), 0)
+    assert rows[0].tolist() == [3, 40]
+    assert shape.bytes_per_slot(4)['inputs'] == arena.x.numel() * 4
