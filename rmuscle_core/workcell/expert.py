@@ -6,6 +6,7 @@ It sees the simulator's cube position (a policy does not): the right arm picks t
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import mujoco
@@ -127,7 +128,7 @@ def plan(cell: WorkCell) -> np.ndarray:
     joints = [np.array(START_ARM_POSE[:6])] * 2
     frames = keyframes(cell.cube(), *(arm.hand(q) for arm, q in zip(arms, joints)))
     commands = []
-    for start, end in zip(frames, frames[1:]):
+    for start, end in pairwise(frames):
         for step in range(start.step, end.step):
             share = (step - start.step + 1) / (end.step - start.step)
             share *= share * (3 - 2 * share)  # at rest at every keyframe
