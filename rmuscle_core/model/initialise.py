@@ -16,8 +16,8 @@ def initialise(model: nn.Module) -> None:
     depth = {'vision': model.config.vision.layers, 'prefix': model.config.prefix.layers,
              'expert': model.config.expert.layers}
     for name, module in model.named_modules():
-        if isinstance(module, (nn.Linear, nn.Conv2d)):
-            std = module.weight[0].numel() ** -0.5
+        if isinstance(module, nn.Linear):
+            std = module.in_features ** -0.5
             if name.endswith(('.out', '.down', '.fc2')):
                 std *= (2 * depth[name.split('.')[0]]) ** -0.5
             nn.init.normal_(module.weight, std=std)

@@ -37,14 +37,17 @@ class Vision(nn.Module):
 
     def __init__(self, config: VisionConfig, prefix_width: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, config.width, config.patch, stride=config.patch, dtype=dtype)
+        self.patch = config.patch
+        self.patches = nn.Linear(3 * config.patch ** 2, config.width, dtype=dtype)
         self.positions = nn.Parameter(torch.empty(config.tokens, config.width, dtype=dtype))
         self.layers = nn.ModuleList(VisionLayer(config, dtype) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, eps=EPS, dtype=dtype)
         self.projector = nn.Linear(config.width, prefix_width, dtype=dtype)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = self.patches(images.to(self.positions.dtype)).flatten(2).transpose(1, 2) + self.positions
+        # A matrix product over cut-out patches: cuDNN would compute the convolution in TF32 even for float32.
+        patches = images.unflatten(-1, (-1, self.patch)).unflatten(-3, (-1, self.patch)).permute(0, 2, 4, 1, 3, 5)
+        x = self.patches(patches.flatten(3).flatten(1, 2).to(self.positions.dtype)) + self.positions
         for layer in self.layers:
             x = layer(x)
         return self.projector(self.norm(x))

@@ -38,6 +38,11 @@ class VLA(nn.Module):
         """(Re)compute the rotary tables, on the device of the weights."""
         self.cos, self.sin = rope_tables(self.config, self.expert.action_in.weight.device)
 
+    @property
+    def prefix_weight(self) -> torch.Tensor:
+        """A tensor with the device and dtype of the prefix activations."""
+        return self.prefix.embedding.weight
+
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
         """Views [V,3,S,S] in [-1,1] -> visual tokens [V,tokens,D], all views in one pass."""
         return self.vision(images).to(self.config.compute_dtype)
@@ -85,7 +90,9 @@ class VLA(nn.Module):
             steps = self.config.steps
             time = torch.tensor([1.0 - k / steps for k in range(steps)], device=self.cos.device)
             with torch.inference_mode(False), torch.no_grad(), torch.autocast(self.cos.device.type, enabled=False):
-                self.step_modulations, self.step_embeddings = self.expert.condition(time)
+                modulations, self.step_embeddings = self.expert.condition(time)
+            # Last: another thread takes this one's presence for both.
+            self.step_modulations = modulations
         return self.step_modulations
 
     def train(self, mode: bool = True) -> VLA:

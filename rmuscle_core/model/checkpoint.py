@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights in and out of LeRobot's checkpoint layout."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from rmuscle_core.errors import CheckpointError
+from rmuscle_core.model.checkpoint_config import WEIGHTS, config_json, load_config
+from rmuscle_core.model.layout import EMBEDDING, LANGUAGE_HEAD, canonical, is_dead, tensor_views
+from rmuscle_core.model.vla import VLA
+
+
+def load_model(directory: str | Path, device: torch.device | str = 'cpu', dtype: str | None = None,
+               numerics: str = 'lerobot', rounded_rope: bool | None = None) -> VLA:
+    """Load a pi0 / pi0.5 checkpoint, frozen and in eval mode, tensor by tensor straight to its place.
+
+    dtype, rounded_rope: None follows config.json (see ModelConfig). Raises CheckpointError that names every missing,
+    unexpected or misshapen tensor; nothing is ever left at random values.
+    """
+    config = replace(load_config(directory), numerics=numerics)
+    if dtype is not None:
+        config = replace(config, dtype=dtype)
+    if rounded_rope is not None:
+        config = replace(config, rounded_rope=rounded_rope)
+    with torch.device('meta'):
+        model = VLA(config)
+    _check_memory(model, torch.device(device))
+    model.to_empty(device=device)
+    model.make_tables()
+    _read_weights(Path(directory) / WEIGHTS, model, device)
+    model.eval().requires_grad_(False)
+    model.modulations()
+    return model
+
+
+def save_checkpoint(model: VLA, directory: str | Path, extra_config: Mapping[str, Any] | None = None,
+                    storage: torch.dtype | None = None) -> None:
+    """Write config.json and model.safetensors as LeRobot does; what cannot reach the actions is left out.
+
+    extra_config: further config.json keys, or replacements. storage: dtype of every tensor in the file, None as held.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {f'model.{name}': view.to('cpu', storage).contiguous().clone()
+               for name, view in tensor_views(model).items()}
+    # A reader never meets half a file, and an interrupted training keeps its last checkpoint.
+    partial = directory / f'.{WEIGHTS}'
+    save_file(tensors, partial, metadata={'format': 'pt'})
+    os.replace(partial, directory / WEIGHTS)
+    config = {**config_json(model.config), **(extra_config or {})}
+    (directory / 'config.json').write_text(json.dumps(config, indent=4) + '\n')
+
+
+def _read_weights(path: Path, model: VLA, device: torch.device | str) -> None:
+    views = tensor_views(model)
+    with safe_open(path, 'pt', device=str(device)) as weights:
+        stored = {canonical(key): key for key in weights.keys()}
+        if EMBEDDING not in stored and LANGUAGE_HEAD in stored:
+            # Tied models are saved under the name of the head alone.
+            stored[EMBEDDING] = stored[LANGUAGE_HEAD]
+        missing = [name for name in views if name not in stored]
+        unexpected = [name for name in stored if name not in views and not is_dead(name, model.config.prefix.layers)]
+        shapes = {name: tuple(weights.get_slice(stored[name]).get_shape()) for name in views if name in stored}
+        misshapen = [f'{name} {shape} instead of {tuple(views[name].shape)}' for name, shape in shapes.items()
+                     if shape != tuple(views[name].shape)]
+        for fault, names in (('lacks', missing), ('holds unexpected', unexpected), ('holds misshapen', misshapen)):
+            if names:
+                raise CheckpointError(f'{path} {fault} {len(names)} tensor{"s" * (len(names) > 1)}: '
+                                      f'{", ".join(sorted(names))}; load and re-save the checkpoint with LeRobot 0.4 '
+                                      'or later, or download it again')
+        for name, view in views.items():
+            view.copy_(weights.get_tensor(stored[name]))
+
+
+def _check_memory(model: VLA, device: torch.device) -> None:
+    if device.type != 'cuda':
+        return
+    needed = sum(x.numel() * x.element_size() for x in model.parameters())
+    free, _ = torch.cuda.mem_get_info(device)
+    if needed > free:
+        raise CheckpointError(f'the weights need {needed / 1e9:.1f} GB as {model.config.dtype} but {device} has '
+                              f'{free / 1e9:.1f} GB free; free memory or choose dtype bfloat16')
