@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Device functions whose result is the same on a GPU and in Triton's interpreter.
+
+The interpreter multiplies bf16 as raw bits and truncates where a GPU rounds; UPCAST goes round both.
+"""
+
+from __future__ import annotations
+
+from rmuscle_kernels.runtime import jit, tl
+
+
+@jit
+def dot(a, b, acc, UPCAST: tl.constexpr, IEEE: tl.constexpr):
+    """acc + a @ b with fp32 accumulation; fp32 operands are multiplied as fp32, never as tf32."""
+    if UPCAST:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision='ieee')
+    elif IEEE:
+        return tl.dot(a, b, acc, input_precision='ieee')
+    else:
+        return tl.dot(a, b, acc)
+
+
+@jit
+def cast(value, dtype: tl.constexpr, UPCAST: tl.constexpr):
+    """Convert fp32 to dtype, to nearest, ties to even."""
+    if UPCAST and dtype == tl.bfloat16:
+        bits = value.to(tl.uint32, bitcast=True)
+        bits = bits + 0x7FFF + ((bits >> 16) & 1)
+        return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return value.to(dtype)
+
+
+@jit
+def gelu_tanh(x):
+    """0.5 x (1 + tanh(z)) written as x * sigmoid(2 z): one exp, and no libdevice, which the interpreter lacks."""
+    return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))

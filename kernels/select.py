@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which prefix rows to recompute: the visual tokens that changed most against the reference, and all text.
+
+    change[i] = ||x[i] - r[i]||^2 / (||r[i]||^2 + eps)
+
+Two launches. The second finds the k-th largest change bit by bit (the order of non-negative floats is the order of
+their bit patterns), so it costs 31 counts over T values, not T^2 comparisons or a sort.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from rmuscle_kernels.runtime import LAUNCH, expect, jit, tl, triton, use_triton
+
+MAX_TOKENS = 8192
+
+
+@jit
+def change_kernel(x, reference, slot, change, rows, width, eps, x_stride, slot_stride, reference_stride,
+                  ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    kept = reference + tl.load(slot).to(tl.int64) * slot_stride
+    moved = tl.zeros((ROWS,), tl.float32)
+    size = tl.zeros((ROWS,), tl.float32)
+    for start in range(0, width, WIDTH):
+        col = start + tl.arange(0, WIDTH)
+        mask = (row < rows)[:, None] & (col < width)[None, :]
+        now = tl.load(x + row[:, None] * x_stride + col[None, :], mask=mask, other=0.0).to(tl.float32)
+        then = tl.load(kept + row[:, None] * reference_stride + col[None, :], mask=mask, other=0.0).to(tl.float32)
+        moved += tl.sum((now - then) * (now - then), axis=1)
+        size += tl.sum(then * then, axis=1)
+    tl.store(change + row, moved / (size + eps), mask=row < rows)
+
+
+@jit
+def choose_kernel(change, index, inverse, rows, n_text, k, ROWS: tl.constexpr, TEXT: tl.constexpr):
+    row = tl.arange(0, ROWS)
+    valid = row < rows
+    value = tl.load(change + row, mask=valid, other=0.0)
+    # a row that cannot be compared is recomputed first; unordered values would also break the count below
+    value = tl.where(value == value, value, float('inf'))
+    bits = tl.where(valid, value.to(tl.int32, bitcast=True), -1)
+    threshold = 0
+    for i in range(31):
+        trial = threshold | (1 << (30 - i))
+        threshold = tl.where(tl.sum((bits >= trial).to(tl.int32), axis=0) >= k, trial, threshold)
+    above = bits > threshold
+    tied = bits == threshold
+    room = k - tl.sum(above.to(tl.int32), axis=0)
+    chosen = above | (tied & (tl.cumsum(tied.to(tl.int32), axis=0) <= room))
+    position = tl.cumsum(chosen.to(tl.int32), axis=0) - 1
+    tl.store(index + position, row, mask=chosen)
+    tl.store(inverse + row, tl.where(chosen, position, -1), mask=valid)
+    text = tl.arange(0, TEXT)
+    tl.store(index + k + text, rows + text, mask=text < n_text)
+    tl.store(inverse + rows + text, k + text, mask=text < n_text)
+
+
+def select_tokens(x: torch.Tensor, reference: torch.Tensor, slot: torch.Tensor, k: int, n_text: int, *,
+                  eps: float = 1e-6, impl: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the rows whose FFN is recomputed; no host sync, deterministic.
+
+    x: [T + n_text, D'] (visual rows first; [T, D'] will do, text rows are not read); D' is the full width or that of
+        a sketch of it.
+    reference: [slots, T, D'], any strides in the first two dimensions. slot: int32 of one element, on the device.
+    Returns index int32 [k + n_text], the k most changed visual rows ascending (ties go to the lower row, a NaN counts
+    as changed most), then the text rows; and inverse int32 [T + n_text], a row's position in index or -1.
+    Raises ValueError for shapes that do not fit or k outside [0, T].
+    """
+    expect('reference', reference, (None, None, None))
+    tokens, width = reference.shape[1:]
+    expect('x', x, (None, width))
+    if x.shape[0] not in (tokens, tokens + n_text) or n_text < 0:
+        raise ValueError(f'x must have {tokens} visual rows, as the reference has, and {n_text} text rows, not '
+                         f'{x.shape[0]} in all')
+    if not 0 <= k <= tokens:
+        raise ValueError(f'k must lie in [0, {tokens}], the number of visual rows, not {k}')
+    if not use_triton(x, impl):
+        return select_tokens_reference(x, reference, slot, k, n_text, eps=eps)
+    if tokens > MAX_TOKENS:
+        raise ValueError(f"select_tokens takes at most {MAX_TOKENS} visual rows, not {tokens}; pass impl='reference'")
+    change = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    index = torch.empty(k + n_text, dtype=torch.int32, device=x.device)
+    inverse = torch.empty(tokens + n_text, dtype=torch.int32, device=x.device)
+    block = min(2048, triton.next_power_of_2(width))
+    group = 2048 // block if block < 512 else 1  # narrow rows share a program
+    change_kernel[(triton.cdiv(tokens, group),)](
+        x, reference, slot, change, tokens, width, eps, x.stride(0), reference.stride(0), reference.stride(1),
+        ROWS=group, WIDTH=block, num_warps=4, **LAUNCH)
+    choose_kernel[(1,)](change, index, inverse, tokens, n_text, k, ROWS=triton.next_power_of_2(tokens),
+                        TEXT=triton.next_power_of_2(max(n_text, 1)), num_warps=4, **LAUNCH)
+    return index, inverse
+
+
+def select_tokens_reference(x: torch.Tensor, reference: torch.Tensor, slot: torch.Tensor, k: int, n_text: int, *,
+                            eps: float = 1e-6) -> tuple[torch.Tensor, torch.Tensor]:
+    """Torch reference of `select_tokens`."""
+    tokens = reference.shape[1]
+    then = reference.index_select(0, slot)[0].float()
+    moved = (x[:tokens].float() - then).square().sum(-1)
+    change = (moved / (then.square().sum(-1) + eps)).nan_to_num(nan=float('inf'), posinf=float('inf'))
+    visual = change.sort(descending=True, stable=True).indices[:k].sort().values
+    text = torch.arange(tokens, tokens + n_text, device=x.device)
+    index = torch.cat([visual, text])
+    inverse = torch.full((tokens + n_text,), -1, dtype=torch.int32, device=x.device)
+    inverse[index] = torch.arange(k + n_text, dtype=torch.int32, device=x.device)
+    return index.to(torch.int32), inverse
