@@ -64,7 +64,8 @@ def save_checkpoint(model: VLA, directory: str | Path, extra_config: Mapping[str
 def _read_weights(path: Path, model: VLA, device: torch.device | str) -> None:
     views = tensor_views(model)
     with safe_open(path, 'pt', device=str(device)) as weights:
-        stored = {canonical(key): key for key in weights.keys()}
+        keys = weights.keys()
+        stored = {canonical(key): key for key in keys}
         if EMBEDDING not in stored and LANGUAGE_HEAD in stored:
             # Tied models are saved under the name of the head alone.
             stored[EMBEDDING] = stored[LANGUAGE_HEAD]

@@ -30,9 +30,10 @@ class Shapes(dict):
         self.path = path
         try:
             with safe_open(path, 'pt') as weights:
-                super().__init__((canonical(key), tuple(weights.get_slice(key).get_shape())) for key in weights.keys())
+                keys = weights.keys()
+                super().__init__((canonical(key), tuple(weights.get_slice(key).get_shape())) for key in keys)
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f'cannot read the weights {path}: {error}; expected LeRobot\'s single-file '
+            raise CheckpointError(f"cannot read the weights {path}: {error}; expected LeRobot's single-file "
                                   'checkpoint, copy the directory again') from error
         if EMBEDDING not in self and LANGUAGE_HEAD in self:
             self[EMBEDDING] = self[LANGUAGE_HEAD]
@@ -97,7 +98,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f'cannot read {path} ({error}); give the directory that holds LeRobot\'s config.json, '
+        raise CheckpointError(f"cannot read {path} ({error}); give the directory that holds LeRobot's config.json, "
                               'usually .../pretrained_model') from error
     if not isinstance(content, dict):
         raise CheckpointError(f'{path} must hold a JSON object, not a {type(content).__name__}')

@@ -62,15 +62,14 @@ class Prefix(nn.Module):
         self.config = config
         dtype, sizes = config.compute_dtype, config.prefix
         self.embedding = nn.Embedding(config.vocab, sizes.width, dtype=dtype)
+        self.embedding_scale = float(torch.tensor(math.sqrt(sizes.width), dtype=dtype, device='cpu'))
         # Two norms per layer; of the last layer only the first is alive.
         self.norms = nn.Parameter(torch.empty(2 * sizes.layers - 1, sizes.width))
         self.layers = nn.ModuleList(Layer(sizes, dtype, live=i < sizes.layers - 1) for i in range(sizes.layers))
 
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
         """ids [...] int64 -> [..., width], scaled by sqrt(width) rounded to the embedding's dtype."""
-        weight = self.embedding.weight
-        scale = torch.full((), math.sqrt(weight.shape[1]), dtype=weight.dtype, device=weight.device)
-        return self.embedding(ids) * scale
+        return self.embedding(ids) * self.embedding_scale
 
     def forward(self, prefix: torch.Tensor, ffn: FFN, tables: tuple[torch.Tensor, torch.Tensor],
                 n_valid: torch.Tensor | None) -> PrefixCache:
