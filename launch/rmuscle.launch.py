@@ -5,7 +5,6 @@
 argument left empty keeps what the file says.
 """
 
-from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument, EmitEvent, OpaqueFunction, RegisterEventHandler
 from launch.conditions import IfCondition
 from launch.event_handlers import OnProcessStart
@@ -18,11 +17,9 @@ from launch_ros.parameter_descriptions import ParameterValue
 from launch_ros.substitutions import FindPackageShare
 from lifecycle_msgs.msg import Transition
 
-OVERRIDES = {
-    'checkpoint': 'folder of the policy checkpoint',
-    'library': 'folder of the episode library',
-    'prompt': 'what the robot is told to do',
-}
+from launch import LaunchDescription
+
+KEPT_WHEN_EMPTY = ('checkpoint', 'library', 'prompt')
 
 
 def generate_launch_description():
@@ -34,8 +31,9 @@ def generate_launch_description():
         DeclareLaunchArgument('use_sim_time', default_value='false', choices=['true', 'false'],
                               description='take the time from /clock'),
         DeclareLaunchArgument('log_level', default_value='info', description='debug, info, warn, error or fatal'),
-        *(DeclareLaunchArgument(name, default_value='', description=f'{text}; empty: as in params_file')
-          for name, text in OVERRIDES.items()),
+        DeclareLaunchArgument('checkpoint', default_value='', description='folder of the policy checkpoint'),
+        DeclareLaunchArgument('library', default_value='', description='folder of the episode library'),
+        DeclareLaunchArgument('prompt', default_value='', description='what the robot is told to do'),
         DeclareLaunchArgument('configure', default_value='true', choices=['true', 'false'],
                               description='load and warm up the policy at start'),
         DeclareLaunchArgument('activate', default_value='false', choices=['true', 'false'],
@@ -47,7 +45,7 @@ def generate_launch_description():
 
 
 def _policy_node(context):
-    given = {name: LaunchConfiguration(name).perform(context) for name in OVERRIDES}
+    given = {name: LaunchConfiguration(name).perform(context) for name in KEPT_WHEN_EMPTY}
     parameters = {name: ParameterValue(value, value_type=str) for name, value in given.items() if value}
     parameters['use_sim_time'] = ParameterValue(LaunchConfiguration('use_sim_time'), value_type=bool)
     node = LifecycleNode(

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start the simulated two-arm work cell and, on its clock, the policy node that controls it: both active."""
 
-from launch import LaunchDescription
 from launch.actions import DeclareLaunchArgument, IncludeLaunchDescription
 from launch.launch_description_sources import PythonLaunchDescriptionSource
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import Node
 from launch_ros.substitutions import FindPackageShare
+
+from launch import LaunchDescription
 
 POLICY_ARGUMENTS = ('namespace', 'params_file', 'log_level', 'checkpoint', 'library', 'prompt')
 

@@ -88,6 +88,7 @@ rmuscle_build() {
     arguments+=("-DCMAKE_PROJECT_INCLUDE=$root/scripts/ros_wheels.cmake")
   fi
   rmuscle_say 'building the ROS package'
+  rm -rf "$root/install"  # it may hold links to files that are gone; what was compiled stays in build/
   mkdir -p "$root/log"
   colcon --log-base "$root/log" build --base-paths "$root" --build-base "$root/build" --install-base "$root/install" \
     --symlink-install --cmake-args "${arguments[@]}" >"$root/log/setup.txt" 2>&1 \
