@@ -19,6 +19,7 @@ setup(
     # rmuscle_ros needs rclpy and the message packages too; those belong to the ROS installation, not to pip.
     install_requires=[
         'h5py>=3.10',
+        'huggingface_hub>=0.34',
         'numpy>=1.26',
         'opencv-python-headless>=4.8',
         'PyYAML>=6.0',
