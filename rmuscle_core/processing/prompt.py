@@ -12,7 +12,7 @@ _EDGES = np.linspace(-1, 1, 257)[:-1]
 
 
 def state_bins(state: np.ndarray) -> np.ndarray:
-    """Normalised state [S] to bins int64 [S] in -1..255; -1 is anything below -1, 255 anything from the last edge on."""
+    """Normalised state [S] to bins [S] in -1..255; -1 is anything below -1, 255 anything above the last edge."""
     return np.digitize(state, _EDGES) - 1
 
 

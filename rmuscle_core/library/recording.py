@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Raw recordings (HDF5): what the robot saw at each policy call, from which a library is built.
+
+Format in docs/library-format.md. Pictures are compressed without loss; nothing in it depends on a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from rmuscle_core.errors import EpisodeError
+from rmuscle_core.library.durable import appearing
+from rmuscle_core.observation import Observation
+
+FORMAT, VERSION = 'rmuscle-recording', 1
+
+
+@dataclass(frozen=True)
+class RecordedEpisode:
+    """One execution: an observation per policy call, in order."""
+
+    name: str
+    success: bool
+    observations: Sequence[Observation]
+
+
+def write_recording(path: str | Path, episodes: Iterable[RecordedEpisode], joints: Sequence[str] = ()) -> None:
+    """Write the episodes to one file, which appears when it is complete. joints: names in the order of the state."""
+    with appearing(Path(path)) as temporary, h5py.File(temporary, 'w') as file:
+        file.attrs['format'], file.attrs['version'] = FORMAT, VERSION
+        file.attrs['joints'] = list(joints) or h5py.Empty('S1')
+        for number, episode in enumerate(episodes):
+            group = file.create_group(f'episodes/{number:05d}')
+            group.attrs['name'], group.attrs['success'] = episode.name, bool(episode.success)
+            for call, observation in enumerate(episode.observations):
+                _write_call(group.create_group(f'calls/{call:05d}'), observation)
+
+
+def _write_call(group: h5py.Group, observation: Observation) -> None:
+    group.attrs['prompt'], group.attrs['stamp_s'] = observation.prompt, float(observation.stamp_s)
+    group.create_dataset('state', data=np.asarray(observation.state, np.float32))
+    for camera, picture in observation.images.items():
+        group.create_dataset(f'images/{camera}', data=picture, chunks=picture.shape, compression='gzip',
+                             compression_opts=4)
+
+
+@contextmanager
+def open_recording(path: str | Path) -> Iterator[Recording]:
+    """Open a recording for reading; raises EpisodeError naming the file when it cannot be used."""
+    try:
+        with h5py.File(path, 'r', locking=False) as file:
+            found = file.attrs.get('format'), file.attrs.get('version')
+            if found != (FORMAT, VERSION):
+                raise EpisodeError(f'expected {FORMAT} version {VERSION}, found {found[0]} version {found[1]}')
+            yield Recording(file)
+    except (OSError, KeyError, RuntimeError, EpisodeError) as error:
+        raise EpisodeError(f'recording {path} is unusable: {error}; record it again') from error
+
+
+class Recording:
+    """An open recording; ``len`` counts its episodes, iteration reads them one at a time."""
+
+    def __init__(self, file: h5py.File) -> None:
+        self._episodes = file.get('episodes', {})
+        joints = file.attrs['joints']
+        self.joints = () if isinstance(joints, h5py.Empty) else tuple(joints)
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def __iter__(self) -> Iterator[RecordedEpisode]:
+        for number in sorted(self._episodes):
+            group = self._episodes[number]
+            calls = group.get('calls', {})
+            observations = [_read_call(calls[call]) for call in sorted(calls)]
+            yield RecordedEpisode(str(group.attrs['name']), bool(group.attrs['success']), observations)
+
+
+def _read_call(group: h5py.Group) -> Observation:
+    images = {camera: picture[()] for camera, picture in group.get('images', {}).items()}
+    return Observation(images, group['state'][()], str(group.attrs['prompt']), float(group.attrs['stamp_s']))

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Equal weights have equal digests however they are stored; one ulp or another rule makes another fingerprint."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from rmuscle_core.errors import CheckpointError
+from rmuscle_core.library import fingerprint
+from rmuscle_core.library.fingerprint import differences, weights_digest
+from rmuscle_core.model import ModelConfig, TransformerConfig, VisionConfig
+from rmuscle_core.processing import ByteTokenizer, Normalizer, Processor
+
+WEIGHTS = {f'layer.{i}.weight': np.random.default_rng(i).normal(size=(8, 4)).astype(np.float32) for i in range(5)}
+CONFIG = ModelConfig('pi05', VisionConfig(image_size=56, width=32, heads=2), TransformerConfig(8, 2, 16, head_dim=4),
+                     TransformerConfig(8, 2, 16, head_dim=4), vocab=520, cameras=('top', 'wrist'), state_dim=3,
+                     action_dim=3)
+
+
+def processor(config=CONFIG, low=0.0, compat='lerobot05'):
+    scale = Normalizer('QUANTILES', np.full(3, low, np.float32), np.ones(3, np.float32))
+    return Processor(config, scale, scale, ByteTokenizer(), np.zeros(3, np.float32), compat)
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    save_file(WEIGHTS, tmp_path / 'model.safetensors')
+    return tmp_path
+
+
+def test_a_file_saved_again_has_the_same_digest(checkpoint):
+    save_file(dict(reversed(WEIGHTS.items())), checkpoint / 'again.safetensors', metadata={'note': 'again'})
+    assert weights_digest(checkpoint / 'again.safetensors') == weights_digest(checkpoint / 'model.safetensors')
+
+
+def change_one_ulp(weights):
+    weights['layer.3.weight'][2, 1] = np.nextafter(weights['layer.3.weight'][2, 1], np.float32(9))
+
+
+def exchange(weights):
+    weights['layer.0.weight'], weights['layer.1.weight'] = weights['layer.1.weight'], weights['layer.0.weight']
+
+
+def reshape(weights):
+    weights['layer.0.weight'] = weights['layer.0.weight'].reshape(4, 8)
+
+
+def drop(weights):
+    del weights['layer.4.weight']
+
+
+@pytest.mark.parametrize('change', [change_one_ulp, exchange, reshape, drop])
+def test_other_weights_have_another_digest(checkpoint, change):
+    weights = {name: value.copy() for name, value in WEIGHTS.items()}
+    change(weights)
+    save_file(weights, checkpoint / 'other.safetensors')
+    assert weights_digest(checkpoint / 'other.safetensors') != weights_digest(checkpoint / 'model.safetensors')
+
+
+@pytest.mark.parametrize('field, changed', [
+    ('images', lambda c: fingerprint(c, CONFIG, processor(compat='lerobot04'))),
+    ('state normalization', lambda c: fingerprint(c, CONFIG, processor(low=0.1))),
+    ('cameras', lambda c: fingerprint(c, replace(CONFIG, cameras=('wrist', 'top')), processor())),
+    ('numerics', lambda c: fingerprint(c, replace(CONFIG, dtype='bfloat16'), processor())),
+    ('model', lambda c: fingerprint(c, replace(CONFIG, steps=5), processor())),
+    ('joints', lambda c: fingerprint(c, CONFIG, processor(), joints='b a')),
+])
+def test_each_difference_is_named(checkpoint, field, changed):
+    stored = fingerprint(checkpoint, CONFIG, processor(), joints='a b')
+    assert differences(stored, fingerprint(checkpoint, CONFIG, processor(), joints='a b')) == []
+    assert field in [phrase.split(' (')[0] for phrase in differences(stored, changed(checkpoint))]
+
+
+CUT_OFF = b'{"w":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}'
+
+
+@pytest.mark.parametrize('content', [b'', b'\xff' * 8, (2).to_bytes(8, 'little') + b'{',
+                                     len(CUT_OFF).to_bytes(8, 'little') + CUT_OFF])
+def test_a_damaged_file_is_refused(tmp_path, content):
+    path = tmp_path / 'model.safetensors'
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r'model\.safetensors'):
+        weights_digest(path)
