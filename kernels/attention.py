@@ -35,9 +35,9 @@ class AttentionTile:
         return {'num_warps': self.warps, 'num_stages': self.stages}
 
 
-# Compute capability times ten -> tile; a GPU that is not listed takes the nearest one below. 99 KB of shared memory
-# (89, 120) hold two stages of 32 keys of 256 values beside the queries, 227 KB two stages of 64.
-TABLE = {87: AttentionTile(64, 32), 90: AttentionTile(64, 64), 120: AttentionTile(64, 32)}
+# Compute capability times ten -> tile; a GPU that is not listed takes the nearest one below. Each is the widest that
+# neither spills nor exceeds the shared memory of a block at head_dim 256.
+TABLE = {87: AttentionTile(64, 32), 90: AttentionTile(64, 64), 100: AttentionTile(64, 32), 120: AttentionTile(64, 16)}
 INTERPRETER = AttentionTile(32, 16)
 PROGRAMS = 128  # what fills the GPUs in the table; splitting stops there
 MAX_SPLITS = 16
