@@ -4,15 +4,22 @@
 from __future__ import annotations
 
 import argparse
-import sys
+import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rmuscle_core.settings import Settings, rows
+from rmuscle_core.workcell import train
+
+if TYPE_CHECKING:
+    from rmuscle_core.workcell.evaluate import Episode
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the ``workcell`` command; the simulator and torch are imported only by the command that runs."""
+    """Add the ``workcell`` command; the simulator is imported only by the commands that run it."""
     parser = subparsers.add_parser('workcell', help='the simulated two-arm workstation')
-    commands = parser.add_subparsers(dest='workcell_command', required=True)
+    commands = parser.add_subparsers(required=True, metavar='command')
     demos = commands.add_parser('demos', help='record successful demonstrations of the scripted expert')
     demos.add_argument('--episodes', type=int, default=500, help='successful episodes to record')
     demos.add_argument('--located', type=int, default=6000, help='still frames for the localisation task')
@@ -20,6 +27,35 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     demos.add_argument('--seed', type=int, default=100_000, help='seed of the first episode; keep test seeds below it')
     demos.add_argument('--out', type=Path, required=True, help='demonstration file (.npz) to write')
     demos.set_defaults(run=run_demos)
+    training = commands.add_parser('train', help='train a small pi0.5 policy on demonstrations')
+    train.add_arguments(training)
+    training.set_defaults(run=train.run_train)
+    evaluation = commands.add_parser('evaluate', help='success of a policy in closed loop')
+    evaluation.add_argument('--checkpoint', type=Path, required=True)
+    evaluation.add_argument('--library', type=Path, help='episode library made with this checkpoint')
+    evaluation.add_argument('--episodes', type=int, default=50)
+    evaluation.add_argument('--seed', type=int, default=1000, help='seed of the first episode')
+    evaluation.add_argument('--execute', type=int, help='commands executed of each chunk (default: as trained)')
+    evaluation.add_argument('--frozen', action='store_true', help='control: show the first images all the time')
+    evaluation.add_argument('--record', type=Path, help='write the successful episodes for "rmuscle library build"')
+    evaluation.add_argument('--device', default='cpu')
+    evaluation.add_argument('--json', action='store_true', help='print one JSON object')
+    add_settings(evaluation)
+    evaluation.set_defaults(run=run_evaluate)
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """One option for every setting; what is not given keeps its default, ``mode`` is dense without a library."""
+    group = parser.add_argument_group('settings', 'as in docs/parameters.md')
+    for row in rows():
+        group.add_argument(f'--{row.name.replace("_", "-")}', type=type(row.default), help=row.metadata['description'],
+                           metavar='|'.join(row.metadata['choices']) or type(row.default).__name__)
+
+
+def chosen_settings(args: argparse.Namespace) -> Settings:
+    """Checked settings of the options; SettingsError names what does not fit."""
+    given = {row.name: getattr(args, row.name) for row in rows() if getattr(args, row.name) is not None}
+    return Settings().with_values(**{'mode': 'full' if args.library else 'dense', **given})
 
 
 def run_demos(args: argparse.Namespace) -> int:
@@ -38,5 +74,44 @@ def run_demos(args: argparse.Namespace) -> int:
     cell.close()
     size = dataset.write(args.out, demonstrations)
     print(f'{args.out}: {len(demonstrations.images)} frames, {len(demonstrations.located_images)} still frames, '
-          f'{size / 1e6:.1f} MB', file=sys.stdout)
+          f'{size / 1e6:.1f} MB')
     return 0
+
+
+def run_evaluate(args: argparse.Namespace) -> int:
+    """Run episodes and print how many succeeded."""
+    from rmuscle_core.policy import MusclePolicy
+    from rmuscle_core.workcell.cell import WorkCell
+    from rmuscle_core.workcell.evaluate import run_episodes, summary
+
+    policy = MusclePolicy.load(args.checkpoint, chosen_settings(args), args.library, args.device)
+    execute = args.execute or policy.config.execute_steps
+
+    def progress(episode: Episode) -> None:
+        if not args.json:
+            print(f'seed {episode.seed}: {"success" if episode.success else "failure"} after {episode.steps} steps, '
+                  f'{len(episode.reports)} calls', flush=True)
+
+    cell = WorkCell(policy.config.vision.image_size)
+    seeds = range(args.seed, args.seed + args.episodes)
+    episodes = run_episodes(cell, policy, seeds, execute, args.frozen, progress)
+    policy.close()
+    cell.close()
+    if args.record:
+        record(args.record, episodes)
+    result = summary(episodes)
+    low, high = result['interval']
+    print(json.dumps(result) if args.json else
+          f'{result["successes"]} of {result["episodes"]} succeeded (95 % interval {low:.2f} to {high:.2f}), '
+          f'{result["calls_per_episode"]:.1f} calls an episode, {result["milliseconds"]:.0f} ms a call, '
+          f'served by {result["paths"]}')
+    return 0
+
+
+def record(path: Path, episodes: list[Episode]) -> None:
+    """Write what the policy saw in its successful episodes."""
+    from rmuscle_core.library.recording import RecordedEpisode, write_recording
+    from rmuscle_core.workcell.cell import JOINTS
+
+    write_recording(path, [RecordedEpisode(f'seed-{episode.seed}', True, episode.observations)
+                           for episode in episodes if episode.success], JOINTS)

@@ -69,7 +69,7 @@ def locate(cell: WorkCell, poses: list, count: int, generator: np.random.Generat
 
 def record(cell: WorkCell, episodes: int, located: int, seed: int, every: int = 3,
            progress: Callable[[int, int], None] = lambda done, tried: None) -> Demonstrations:
-    """Record until ``episodes`` have succeeded, a frame every ``every`` control steps; then ``located`` still frames."""
+    """Record until ``episodes`` have succeeded, with a frame every ``every`` steps; then ``located`` still frames."""
     frames, owners, commands, poses = [], [], [], []
     tried = 0
     while len(commands) < episodes:
