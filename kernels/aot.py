@@ -53,10 +53,10 @@ def specs(tiles: Tiles, *, prefix_width: int = 2048, expert_width: int = 1024) -
     """Yield all kernels in bf16, with the tiles of one architecture and the widths of pi0.5."""
     bf16, i32, f32, step = '*bf16', '*i32', '*fp32', 'i32:16'
     yield Spec('change', select.change_kernel,
-               {'x': bf16, 'reference': bf16, 'slot': i32, 'change': f32, 'rows': step, 'width': step, 'eps': 'fp32',
+               {'x': bf16, 'reference': bf16, 'slot': i32, 'change': f32, 'rows': 'i32', 'width': step, 'eps': 'fp32',
                 'x_stride': step, 'slot_stride': step, 'reference_stride': step}, {'ROWS': 1, 'WIDTH': 2048})
     yield Spec('choose', select.choose_kernel,
-               {'change': f32, 'index': i32, 'inverse': i32, 'rows': step, 'n_text': 'i32', 'k': 'i32'},
+               {'change': f32, 'index': i32, 'inverse': i32, 'rows': 'i32', 'n_text': 'i32', 'k': 'i32'},
                {'ROWS': 1024, 'TEXT': 64})
     for gather in (True, False):
         tile = tiles.geglu
@@ -86,13 +86,13 @@ def _neuron_specs(tiles: Tiles, width: int) -> Iterator[Spec]:
     bf16, i32, step = '*bf16', '*i32', 'i32:16'
     up, down = tiles.neuron_gate_up, tiles.neuron_down
     yield Spec('neuron_gate_up', neurons.neuron_gate_up_kernel,
-               {'x': bf16, 'gate_up': bf16, 'neurons': i32, 'slot': i32, 'hidden': bf16, 'rows': 'i32', 'n': step,
+               {'x': bf16, 'gate_up': bf16, 'neurons': i32, 'slot': i32, 'hidden': bf16, 'rows': 'i32', 'n': 'i32',
                 'x_stride': step, 'slot_stride': step, 'hidden_stride': step},
                {'WIDTH': width, 'ROWS': up.rows, 'COLS': up.cols, 'DEPTH': up.depth, 'CHOSEN': True, **GPU_NUMERICS},
                up.launch, matmul=True)
     yield Spec('neuron_down', neurons.neuron_down_kernel,
                {'hidden': bf16, 'down': bf16, 'neurons': i32, 'slot': i32, 'residual': bf16, 'partial': '*fp32',
-                'arrived': i32, 'out': bf16, 'rows': 'i32', 'n': step, 'per_split': step, 'hidden_stride': step,
+                'arrived': i32, 'out': bf16, 'rows': 'i32', 'n': 'i32', 'per_split': step, 'hidden_stride': step,
                 'slot_stride': step, 'residual_slot_stride': step, 'residual_stride': step, 'out_stride': step},
                {'WIDTH': width, 'ROWS': down.rows, 'COLS': down.cols, 'DEPTH': down.depth, 'CHOSEN': True,
                 'RESIDUAL': True, **GPU_NUMERICS}, down.launch, matmul=True)

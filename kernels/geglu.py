@@ -17,7 +17,7 @@ from rmuscle_kernels.runtime import LAUNCH, expect, jit, multiple, numerics, tl,
 from rmuscle_kernels.tiles import Tile, tiles_for
 
 
-@jit
+@jit(do_not_specialize=['rows'])
 def gather_geglu_kernel(x, index, weight, out, rows, features, x_stride, weight_stride, out_stride,
                         WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
                         GATHER: tl.constexpr, DESCRIPTORS: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr):
@@ -65,15 +65,16 @@ def gather_geglu(x: torch.Tensor, weight: torch.Tensor, index: torch.Tensor | No
     """Gated activations [R, F] of the rows of x that index names, or of all rows.
 
     x: [rows, D]. weight: [2F, D], see `pack_gate_up`. index: int32 [R], not checked against rows (that would sync).
-    The kernel needs D a multiple of the tile's depth and F of its cols; other sizes run the reference, and so does fp32,
-    which has no tensor cores to win on. Raises ValueError for shapes that do not fit, or where impl insists in vain.
+    The kernel needs D a multiple of the tile's depth and F of its cols; other sizes run the reference, and so does
+    fp32, which has no tensor cores to win on. Raises ValueError for shapes that do not fit, or where impl insists in
+    vain.
     """
     expect('x', x, (None, None))
     width = x.shape[1]
     expect('weight', weight, (None, width), x.dtype)
     if weight.shape[0] % 2:
-        raise ValueError(f'weight must hold as many gate rows as up rows, not {weight.shape[0]} rows in all; make it with '
-                         'pack_gate_up')
+        raise ValueError(f'weight must hold as many gate rows as up rows, not {weight.shape[0]} rows in all; make it '
+                         'with pack_gate_up')
     features = weight.shape[0] // 2
     if index is not None:
         expect('index', index, (None,), torch.int32)

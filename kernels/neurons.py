@@ -3,9 +3,10 @@
 
     y = residual[slot] + sum over j in neurons[slot, :n] of gelu_tanh(x @ gate[j]) * (x @ up[j]) * down[:, j]
 
-Weights are neuron-major, so one neuron is two contiguous runs (gate and up; its column of down) and any subset is read at
-full bandwidth without copying it first. Two launches: gate and up, then down with the neurons split over programs;
-the last program to finish an output tile adds the parts in a fixed order, so the result does not depend on timing.
+Weights are neuron-major, so one neuron is two contiguous runs (gate and up; its column of down) and any subset is
+read at full bandwidth without copying it first. Two launches: gate and up, then down with the neurons split over
+programs; the last program to finish an output tile adds the parts in a fixed order, so the result does not depend on
+timing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rmuscle_kernels.tiles import Tiles, tiles_for
 PAD = 128  # hidden is padded with zeros to this many neurons, so that no tile of the second launch needs a mask
 
 
-@jit
+@jit(do_not_specialize=['rows', 'n'])
 def neuron_gate_up_kernel(x, gate_up, neurons, slot, hidden, rows, n, x_stride, slot_stride, hidden_stride,
                           WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
                           CHOSEN: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr):
@@ -48,7 +49,7 @@ def neuron_gate_up_kernel(x, gate_up, neurons, slot, hidden, rows, n, x_stride, 
     tl.store(hidden + row[:, None] * hidden_stride + place[None, :], cast(h, hidden.dtype.element_ty, UPCAST))
 
 
-@jit
+@jit(do_not_specialize=['rows', 'n'])
 def neuron_down_kernel(hidden, down, neurons, slot, residual, partial, arrived, out, rows, n, per_split, hidden_stride,
                        slot_stride, residual_slot_stride, residual_stride, out_stride, WIDTH: tl.constexpr,
                        ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr,

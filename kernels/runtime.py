@@ -21,9 +21,15 @@ LAUNCH = {'enable_fp_fusion': True}
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def jit(function):
-    """``triton.jit``, or the plain function where Triton is missing (it is then never launched)."""
-    return function if triton is None else triton.jit(function)
+def jit(function=None, **options):
+    """``triton.jit``, or the plain function where Triton is missing (it is then never launched).
+
+    Arguments that change while the robot runs (row counts, k, n) belong in do_not_specialize: otherwise 1 and multiples
+    of 16 are each compiled anew, in the middle of a call.
+    """
+    if triton is None:
+        return (lambda kernel: kernel) if function is None else function
+    return triton.jit(function, **options)
 
 
 def use_triton(x: torch.Tensor, impl: str | None) -> bool:

@@ -16,7 +16,7 @@ from rmuscle_kernels.runtime import LAUNCH, expect, jit, tl, triton, use_triton
 MAX_TOKENS = 8192
 
 
-@jit
+@jit(do_not_specialize=['rows'])
 def change_kernel(x, reference, slot, change, rows, width, eps, x_stride, slot_stride, reference_stride,
                   ROWS: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -33,7 +33,7 @@ def change_kernel(x, reference, slot, change, rows, width, eps, x_stride, slot_s
     tl.store(change + row, moved / (size + eps), mask=row < rows)
 
 
-@jit
+@jit(do_not_specialize=['rows', 'n_text', 'k'])
 def choose_kernel(change, index, inverse, rows, n_text, k, ROWS: tl.constexpr, TEXT: tl.constexpr):
     row = tl.arange(0, ROWS)
     valid = row < rows

@@ -1,18 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel tests run in Triton's interpreter where there is no GPU; it must be asked for before Triton is imported."""
+"""Kernel tests run on a GPU or, where there is none, in Triton's interpreter (test/conftest.py asks for it)."""
 
 from __future__ import annotations
-
-import os
-import sys
 
 import pytest
 import torch
 
-if not torch.cuda.is_available() and 'triton' not in sys.modules:
-    os.environ['TRITON_INTERPRET'] = '1'
-
-from rmuscle_kernels import runtime  # noqa: E402
+from rmuscle_kernels import runtime
 
 DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
 RUNNABLE = runtime.triton is not None and (DEVICE.type == 'cuda' or runtime.INTERPRETED)

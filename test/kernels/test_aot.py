@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from rmuscle_kernels.tiles import TABLE
 
 pytest.importorskip('triton')

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from rmuscle_kernels.fp8 import dequantize, fp8_linear, quantize
 
 

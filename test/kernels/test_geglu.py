@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from rmuscle_kernels.geglu import gather_geglu, gather_geglu_reference, pack_gate_up
 from rmuscle_kernels.tiles import Tile
 
@@ -49,8 +50,10 @@ def test_sizes_that_fill_no_tile_run_the_reference_and_say_so_when_insisted_on(r
 
 
 @pytest.mark.parametrize('change, words', [
-    ({'weight': torch.zeros(64, 16)}, 'weight must have shape'), ({'weight': torch.zeros(63, 32)}, 'as many gate rows'),
-    ({'index': torch.zeros(3, dtype=torch.int64)}, 'index must be int32'), ({'out': torch.zeros(2, 32)}, 'out must have'),
+    ({'weight': torch.zeros(64, 16)}, 'weight must have shape'),
+    ({'weight': torch.zeros(63, 32)}, 'as many gate rows'),
+    ({'index': torch.zeros(3, dtype=torch.int64)}, 'index must be int32'),
+    ({'out': torch.zeros(2, 32)}, 'out must have shape'),
     ({'impl': 'fast'}, 'impl must be'), ({'x': torch.zeros(32, 4).t()}, 'contiguous in its last dimension'),
 ])
 def test_refuses_what_does_not_fit(change, words):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from rmuscle_kernels.merge import merge_rows, merge_rows_reference
 from rmuscle_kernels.select import select_tokens_reference
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from rmuscle_kernels.neurons import neuron_ffn, neuron_ffn_reference, neuron_workspace, pack_neurons
 from rmuscle_kernels.tiles import Tile, Tiles
 
@@ -69,7 +70,8 @@ def test_no_neurons_leave_the_residual(random, device, slot):
 
 
 @pytest.mark.parametrize('change, words', [
-    ({'n': 129}, 'n must lie in'), ({'neurons': None, 'n': 5}, 'n must be left out'), ({'slot': None}, 'slot must name'),
+    ({'n': 129}, 'n must lie in'), ({'neurons': None, 'n': 5}, 'n must be left out'),
+    ({'slot': None}, 'slot must name'),
     ({'residual': torch.zeros(2, 8, 32)}, 'residual must have shape'), ({'down_t': torch.zeros(3, 64)}, 'down_t must'),
 ])
 def test_refuses_what_does_not_fit(change, words):

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from rmuscle_kernels.norms import ada_rms_norm, add_rms_norm, gated_add_ada_rms_norm, norm_reference, rms_norm
 
 TOLERANCE = {torch.bfloat16: 8e-3, torch.float32: 2e-6}

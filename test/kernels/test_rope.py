@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from rmuscle_kernels.rope import rope, rope_reference
 
 

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 import torch
+
 from rmuscle_kernels.tiles import TABLE, capability_tiles
 
-WITHOUT_TRITON = '''
+WITHOUT_TRITON = """
 import sys
 sys.modules['triton'] = None  # makes `import triton` raise ImportError
 import torch
@@ -19,7 +20,7 @@ try:
     norms.rms_norm(x, torch.ones(4), impl='triton')
 except ValueError as refusal:
     print(refusal)
-'''
+"""
 
 
 def test_without_triton_the_references_run_and_the_kernels_are_refused():
