@@ -70,7 +70,7 @@ def specs(tiles: Tiles, *, prefix_width: int = 2048, expert_width: int = 1024) -
     yield Spec('merge', merge.merge_kernel,
                {'residual': bf16, 'rows': bf16, 'inverse': i32, 'reference_y': bf16, 'slot': i32, 'out': bf16,
                 'width': step, 'residual_stride': step, 'rows_stride': step, 'slot_stride': step,
-                'reference_stride': step, 'out_stride': step}, {'WIDTH': 2048, 'UPCAST': False})
+                'reference_stride': step, 'out_stride': step}, {'WIDTH': 2048, 'ADD': True, 'UPCAST': False})
     yield from _neuron_specs(tiles, expert_width)
     yield Spec('norm', norms.norm_kernel,
                {**dict.fromkeys(('x', 'delta', 'gate', 'scale', 'shift', 'total', 'y'), bf16), 'width': step,

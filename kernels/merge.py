@@ -34,8 +34,9 @@ def merge_rows(residual: torch.Tensor | None, rows: torch.Tensor, inverse: torch
                slot: torch.Tensor, out: torch.Tensor | None = None, *, impl: str | None = None) -> torch.Tensor:
     """Add each row's FFN output, recomputed or remembered, to the residual stream.
 
-    residual: [T + n_text, D], or None for the FFN outputs alone. rows: [R, D] recomputed outputs. inverse: int32 [T + n_text] of `select_tokens`: position
-    in rows, or -1; text rows never have -1. reference_y: [slots, T, D]. slot: int32 of one element, on the device.
+    residual: [T + n_text, D], or None for the FFN outputs alone. rows: [R, D] recomputed outputs. inverse: int32
+    [T + n_text] of `select_tokens`: position in rows, or -1; text rows never have -1. reference_y: [slots, T, D].
+    slot: int32 of one element, on the device.
     out may be residual. Raises ValueError for shapes that do not fit.
     """
     expect('rows', rows, (None, None))

@@ -31,7 +31,15 @@ def test_may_write_over_the_residual(random, slot):
     assert torch.equal(residual, expected)
 
 
+def test_without_a_residual_it_is_the_ffn_output_alone(random, slot):
+    rows, reference_y = random(2, 16), random(2, 4, 16)
+    inverse = torch.tensor([-1, 0, -1, -1, 1], dtype=torch.int32, device=slot.device)
+    y = merge_rows(None, rows, inverse, reference_y, slot, impl='triton')
+    kept = reference_y[int(slot)]
+    assert torch.equal(y, torch.stack([kept[0], rows[0], kept[2], kept[3], rows[1]]))
+
+
 def test_refuses_a_foreign_width():
-    with pytest.raises(ValueError, match='rows must have shape'):
+    with pytest.raises(ValueError, match='residual must have shape'):
         merge_rows(torch.zeros(4, 8), torch.zeros(2, 9), torch.zeros(4, dtype=torch.int32), torch.zeros(1, 4, 8),
                    torch.zeros(1, dtype=torch.int32))
