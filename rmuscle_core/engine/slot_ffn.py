@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cached and the recording FFNs for captured graphs: everything a replay may vary is read from the device.
+
+They compute what their namesakes in rmuscle_core.ffn do, through kernels and on packed weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from rmuscle_kernels.merge import merge_rows
+from rmuscle_kernels.select import select_tokens
+
+from rmuscle_core.arena import ReferenceArena
+from rmuscle_core.engine.packed_ffn import PackedGeGLU, PackedNeurons
+
+
+class SlotContextFFN:
+    """Context Cache for the reference in ``arena.slot`` at replay; ``tokens`` visual rows are recomputed per layer."""
+
+    def __init__(self, arena: ReferenceArena, tokens: int) -> None:
+        self.arena, self.tokens = arena, tokens
+
+    def __call__(self, x: torch.Tensor, mlp: PackedGeGLU, layer: int, step: int = 0) -> torch.Tensor:
+        arena, rows = self.arena, x[0]
+        total = arena.shape.tokens
+        if self.tokens >= total:
+            return mlp(x)
+        index, inverse = select_tokens(arena.comparable(rows[:total]), arena.x[:, layer], arena.slot, self.tokens,
+                                       rows.shape[0] - total)
+        return merge_rows(None, mlp.rows(rows, index), inverse, arena.y[:, layer], arena.slot)[None]
+
+
+class SlotNeuronFFN:
+    """Action Cache for the reference in ``arena.slot`` at replay; ``neurons`` of its ranking are evaluated."""
+
+    def __init__(self, arena: ReferenceArena, neurons: int, group_size: int, use_residual: bool) -> None:
+        self.arena, self.neurons, self.group_size, self.use_residual = arena, neurons, group_size, use_residual
+
+    def __call__(self, x: torch.Tensor, mlp: PackedNeurons, layer: int, step: int = 0) -> torch.Tensor:
+        if self.neurons >= mlp.down_t.shape[0]:
+            return mlp(x)
+        arena = self.arena
+        residual = arena.residual[:, step, layer] if self.use_residual else None
+        return mlp.chosen(x[0], arena.neurons[:, step // self.group_size, layer], arena.slot, self.neurons,
+                          residual)[None]
+
+
+class SlotRecordFFN:
+    """Dense prefix FFN that keeps the visual rows' input and output in the slot that ``slot`` (int64 [1]) names.
+
+    cut() is called before each layer: a captured graph may be divided there.
+    """
+
+    def __init__(self, arena: ReferenceArena, slot: torch.Tensor, cut: Callable[[], None]) -> None:
+        self.arena, self.slot, self.cut = arena, slot, cut
+
+    def __call__(self, x: torch.Tensor, mlp: PackedGeGLU, layer: int, step: int = 0) -> torch.Tensor:
+        self.cut()
+        y, tokens = mlp(x), self.arena.shape.tokens
+        self.arena.x[:, layer].index_copy_(0, self.slot, self.arena.comparable(x[0, :tokens])[None])
+        self.arena.y[:, layer].index_copy_(0, self.slot, y[:, :tokens])
+        return y
+
+
+class SlotResidualFFN:
+    """Dense expert FFN that keeps, in the slot that ``slot`` names, what all but its first ``neurons`` contribute."""
+
+    def __init__(self, arena: ReferenceArena, slot: torch.Tensor, neurons: int, group_size: int,
+                 cut: Callable[[], None]) -> None:
+        self.arena, self.slot, self.neurons, self.group_size, self.cut = arena, slot, neurons, group_size, cut
+
+    def __call__(self, x: torch.Tensor, mlp: PackedNeurons, layer: int, step: int = 0) -> torch.Tensor:
+        if layer == 0:
+            self.cut()
+        a = mlp.activations(x)
+        ranked = self.arena.neurons[:, step // self.group_size, layer, :self.neurons]
+        kept = ranked.index_select(0, self.slot)[0].long()
+        dropped = a.index_fill(-1, kept, 0)
+        self.arena.residual[:, step, layer].index_copy_(0, self.slot, mlp.down(dropped))
+        return mlp.down(a)
