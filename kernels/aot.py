@@ -58,7 +58,10 @@ def specs(tiles: Tiles, *, prefix_width: int = 2048, expert_width: int = 1024) -
     yield Spec('choose', select.choose_kernel,
                {'change': f32, 'index': i32, 'inverse': i32, 'rows': 'i32', 'n_text': 'i32', 'k': 'i32'},
                {'ROWS': 1024, 'TEXT': 64})
-    for gather in (True, False):
+    yield Spec('activate', geglu.activate_kernel,
+               {'gate_up': bf16, 'out': bf16, 'features': step, 'gate_up_stride': step, 'out_stride': step},
+               {'COLS': 1024, 'UPCAST': False})
+    for gather in (True, False) if tiles.geglu else ():
         tile = tiles.geglu
         weight = f'tensordesc<bf16[{tile.cols}, {tile.depth}]>' if tile.descriptors else bf16
         yield Spec('gather_geglu' if gather else 'geglu', geglu.gather_geglu_kernel,

@@ -55,6 +55,17 @@ def gather_geglu_kernel(x, index, weight, out, rows, features, x_stride, weight_
     tl.store(out + row[:, None] * out_stride + col[None, :], h, mask=(row < rows)[:, None])
 
 
+@jit
+def activate_kernel(gate_up, out, features, gate_up_stride, out_stride, COLS: tl.constexpr, UPCAST: tl.constexpr):
+    col = tl.program_id(1) * COLS + tl.arange(0, COLS)
+    mask = col < features
+    source = gate_up + tl.program_id(0) * gate_up_stride + col
+    gate = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(source + features, mask=mask, other=0.0).to(tl.float32)
+    h = cast(gelu_tanh(gate) * up, out.dtype.element_ty, UPCAST)
+    tl.store(out + tl.program_id(0) * out_stride + col, h, mask=mask)
+
+
 def pack_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Join two [F, D] projections into the [2F, D] tensor that `gather_geglu` reads."""
     return torch.cat([gate, up]).contiguous()
@@ -65,9 +76,9 @@ def gather_geglu(x: torch.Tensor, weight: torch.Tensor, index: torch.Tensor | No
     """Gated activations [R, F] of the rows of x that index names, or of all rows.
 
     x: [rows, D]. weight: [2F, D], see `pack_gate_up`. index: int32 [R], not checked against rows (that would sync).
-    The kernel needs D a multiple of the tile's depth and F of its cols; other sizes run the reference, and so does
-    fp32, which has no tensor cores to win on. Raises ValueError for shapes that do not fit, or where impl insists in
-    vain.
+    The fused kernel needs D a multiple of the tile's depth and F of its cols; other sizes, fp32 and GPUs whose table
+    row has no tile run a plain matmul and `activate`. Raises ValueError for shapes that do not fit, or where impl
+    insists in vain.
     """
     expect('x', x, (None, None))
     width = x.shape[1]
@@ -82,10 +93,9 @@ def gather_geglu(x: torch.Tensor, weight: torch.Tensor, index: torch.Tensor | No
     if out is not None:
         expect('out', out, (rows, features), x.dtype)
     tile = tile or tiles_for(x.device).geglu
-    suits = x.dtype != torch.float32 and width % tile.depth == 0 and features % tile.cols == 0
+    suits = tile and x.dtype != torch.float32 and width % tile.depth == 0 and features % tile.cols == 0
     if not use_triton(x, impl) or (impl is None and not suits):
-        h = gather_geglu_reference(x, weight, index)
-        return h if out is None else out.copy_(h)
+        return activate(F.linear(x if index is None else x.index_select(0, index), weight), out=out, impl=impl)
     multiple('D, the width of x,', width, of=tile.depth)
     multiple('F, half the rows of weight,', features, of=tile.cols)
     out = x.new_empty(rows, features) if out is None else out
@@ -100,6 +110,22 @@ def gather_geglu(x: torch.Tensor, weight: torch.Tensor, index: torch.Tensor | No
         x, index, source, out, rows, features, x.stride(0), weight.stride(0), out.stride(0), WIDTH=width,
         ROWS=tile.rows, COLS=tile.cols, DEPTH=tile.depth, GATHER=index is not None, DESCRIPTORS=tile.descriptors,
         **numerics(x.dtype), **tile.launch, **LAUNCH)
+    return out
+
+
+def activate(gate_up: torch.Tensor, *, out: torch.Tensor | None = None, impl: str | None = None) -> torch.Tensor:
+    """gelu_tanh(gate) * up, [R, F], of the packed projection [R, 2F] that a plain matmul over the weight gives."""
+    expect('gate_up', gate_up, (None, None))
+    rows, features = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, features) if out is None else out
+    expect('out', out, (rows, features), gate_up.dtype)
+    if not use_triton(gate_up, impl):
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.mul(F.gelu(gate, approximate='tanh'), up, out=out)
+    cols = min(1024, triton.next_power_of_2(features))
+    activate_kernel[(rows, triton.cdiv(features, cols))](gate_up, out, features, gate_up.stride(0), out.stride(0),
+                                                         COLS=cols, UPCAST=numerics(gate_up.dtype)['UPCAST'],
+                                                         num_warps=4, **LAUNCH)
     return out
 
 

@@ -34,7 +34,7 @@ class Tile:
 class Tiles:
     """The tiles of one architecture."""
 
-    geglu: Tile  # a row of two accumulators, gate and up
+    geglu: Tile | None  # two accumulators, gate and up; None where cuBLAS and an elementwise kernel are faster
     neuron_gate_up: Tile
     neuron_down: Tile
 

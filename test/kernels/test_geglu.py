@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rmuscle_kernels.geglu import gather_geglu, gather_geglu_reference, pack_gate_up
+from rmuscle_kernels.geglu import activate, gather_geglu, gather_geglu_reference, pack_gate_up
 from rmuscle_kernels.tiles import Tile
 
 TILE = Tile(32, 32, 32)
@@ -34,6 +34,15 @@ def test_weights_may_come_through_descriptors(random):
     tile = Tile(32, 32, 32, descriptors=True)
     x, weight = random(20, 64, dtype=torch.bfloat16), random(128, 64, scale=0.1, dtype=torch.bfloat16)
     assert_near(gather_geglu(x, weight, tile=tile, impl='triton'), gather_geglu_reference(x.float(), weight.float()))
+
+
+@pytest.mark.parametrize('dtype', list(TOLERANCE))
+@pytest.mark.parametrize('rows, features', [(3, 64), (2, 1500), (1, 1)])
+def test_activation_of_a_packed_projection(random, dtype, rows, features):
+    gate_up = random(rows, 2 * features, dtype=dtype)
+    out = gate_up.new_full((rows, features), float('nan'))
+    assert activate(gate_up, out=out, impl='triton') is out
+    assert_near(out, activate(gate_up.float(), impl='reference'))
 
 
 def test_no_rows_give_no_activations(device):
