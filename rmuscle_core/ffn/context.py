@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context Cache: recompute the FFN for the visual tokens that changed most, reuse the reference's output for the rest."""
+"""Context Cache: recompute the FFN for the visual tokens that changed most, reuse the reference's output elsewhere."""
 
 from __future__ import annotations
 
 import torch
-from rmuscle_kernels.select import select_tokens
 
 from rmuscle_core.arena import ReferenceArena
+from rmuscle_kernels.select import select_tokens
 
 
 class ContextFFN:
