@@ -13,20 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmuscle_core.errors import CheckpointError, LibraryError
+from rmuscle_core.processing import Processor
 
 if TYPE_CHECKING:
-    from rmuscle_core.model import ModelConfig
-    from rmuscle_core.processing import Processor
+    from rmuscle_core.model import VLA
 
 
-def fingerprint(checkpoint: str | Path, config: ModelConfig, processor: Processor, **further: str) -> dict[str, str]:
+def fingerprint(checkpoint: str | Path, model: VLA, processor: Processor | None = None,
+                **further: str) -> dict[str, str]:
     """Field name -> plain text; references may be shared only between equal fingerprints.
 
+    processor: the one in use, by default what the checkpoint defines.
     further: facts the checkpoint does not hold, such as ``joints='waist shoulder ...'``; an empty one is not compared.
     """
-    model = asdict(config)
-    own = {name: model.pop(name) for name in ('cameras', 'dtype', 'numerics')}
-    described = json.dumps(model, sort_keys=True)
+    config = model.config
+    processor = processor or Processor.from_checkpoint(checkpoint, config)
+    sizes = asdict(config)
+    own = {name: sizes.pop(name) for name in ('cameras', 'dtype', 'numerics')}
+    described = json.dumps(sizes, sort_keys=True)
     return {
         'weights': weights_digest(Path(checkpoint) / 'model.safetensors'),
         'model': f'{config.kind} {hashlib.blake2b(described.encode(), digest_size=8).hexdigest()}',

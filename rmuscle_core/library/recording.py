@@ -50,38 +50,51 @@ def _write_call(group: h5py.Group, observation: Observation) -> None:
                              compression_opts=4)
 
 
-@contextmanager
-def open_recording(path: str | Path) -> Iterator[Recording]:
-    """Open a recording for reading; raises EpisodeError naming the file when it cannot be used."""
-    try:
-        with h5py.File(path, 'r', locking=False) as file:
-            found = file.attrs.get('format'), file.attrs.get('version')
-            if found != (FORMAT, VERSION):
-                raise EpisodeError(f'expected {FORMAT} version {VERSION}, found {found[0]} version {found[1]}')
-            yield Recording(file)
-    except (OSError, KeyError, RuntimeError, EpisodeError) as error:
-        raise EpisodeError(f'recording {path} is unusable: {error}; record it again') from error
+def open_recording(path: str | Path) -> Recording:
+    """Open a recording for reading, as a context; raises EpisodeError naming the file when it cannot be used."""
+    with _reading(path):
+        file = h5py.File(path, 'r', locking=False)
+        found = file.attrs.get('format'), file.attrs.get('version')
+        if found != (FORMAT, VERSION):
+            raise KeyError(f'expected {FORMAT} version {VERSION}, found {found[0]} version {found[1]}')
+        return Recording(path, file)
 
 
 class Recording:
-    """An open recording; ``len`` counts its episodes, iteration reads them one at a time."""
+    """An open recording; ``len`` counts its episodes, iteration reads one at a time and may raise EpisodeError."""
 
-    def __init__(self, file: h5py.File) -> None:
-        self._episodes = file.get('episodes', {})
+    def __init__(self, path: str | Path, file: h5py.File) -> None:
         joints = file.attrs['joints']
         self.joints = () if isinstance(joints, h5py.Empty) else tuple(joints)
+        self._path, self._file, self._episodes = path, file, file.get('episodes', {})
+
+    def __enter__(self) -> Recording:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def __len__(self) -> int:
         return len(self._episodes)
 
     def __iter__(self) -> Iterator[RecordedEpisode]:
         for number in sorted(self._episodes):
-            group = self._episodes[number]
-            calls = group.get('calls', {})
-            observations = [_read_call(calls[call]) for call in sorted(calls)]
-            yield RecordedEpisode(str(group.attrs['name']), bool(group.attrs['success']), observations)
+            with _reading(self._path):
+                group = self._episodes[number]
+                calls = group.get('calls', {})
+                observations = [_read_call(calls[call]) for call in sorted(calls)]
+                episode = RecordedEpisode(str(group.attrs['name']), bool(group.attrs['success']), observations)
+            yield episode
 
 
 def _read_call(group: h5py.Group) -> Observation:
     images = {camera: picture[()] for camera, picture in group.get('images', {}).items()}
     return Observation(images, group['state'][()], str(group.attrs['prompt']), float(group.attrs['stamp_s']))
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyError, RuntimeError) as error:
+        raise EpisodeError(f'recording {path} is unusable: {error}; record it again') from error

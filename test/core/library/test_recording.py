@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Raw recordings come back as they were written."""
 
+import h5py
 import numpy as np
 import pytest
 
@@ -43,5 +44,14 @@ def test_another_file_is_refused_by_name(tmp_path, content):
     path = tmp_path / 'r.h5'
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(EpisodeError, match=r'r\.h5'), open_recording(path):
-        pass
+    with pytest.raises(EpisodeError, match=r'r\.h5'):
+        open_recording(path)
+
+
+def test_a_damaged_episode_is_refused_by_name(tmp_path):
+    path = tmp_path / 'r.h5'
+    write_recording(path, [RecordedEpisode('one', True, observations(2))])
+    with h5py.File(path, 'r+') as file:
+        del file['episodes/00000/calls/00001/state']
+    with open_recording(path) as recording, pytest.raises(EpisodeError, match=r'r\.h5'):
+        list(recording)
