@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections import deque
@@ -15,6 +16,7 @@ import torch
 
 from rmuscle_core.engine.eager import EagerEngine, Embedded
 from rmuscle_core.engine.plan import CallPlan, plan_call
+from rmuscle_core.errors import LibraryError
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId, fingerprint
 from rmuscle_core.memory import MuscleMemory, Query, Recall, make_reference
 from rmuscle_core.model import VLA, load_model
@@ -22,6 +24,8 @@ from rmuscle_core.observation import ActionChunk, CallReport, Observation
 from rmuscle_core.processing import Processor
 from rmuscle_core.retrieval import make_key
 from rmuscle_core.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 class MusclePolicy:
@@ -40,18 +44,36 @@ class MusclePolicy:
         self.served = {'library': 0, 'previous_call': 0, 'dense': 0}
         self._states: deque[np.ndarray] = deque(maxlen=self.settings.history)
         self._last: tuple[Query, Embedded, np.ndarray] | None = None
+        self._library_problem = ''
 
     @classmethod
     def load(cls, checkpoint: str | Path, settings: Settings | None = None, library: str | Path | None = None,
-             device: str = 'cpu') -> MusclePolicy:
+             device: str = 'cpu', need_library: bool = False) -> MusclePolicy:
         """Read a LeRobot-format checkpoint directory and, if given, open (or create) the library made with it.
 
-        Raises CheckpointError or LibraryError with one sentence for the operator.
+        Raises CheckpointError when there is no policy to run. A library that cannot be used (foreign, unreadable) is
+        left alone and reported in ``problems``, and calls run without it; with need_library it raises LibraryError.
         """
         model = load_model(checkpoint, device=device)
         processor = Processor.from_checkpoint(checkpoint, model.config)
-        opened = EpisodeLibrary.open_or_create(library, fingerprint(checkpoint, model)) if library else None
-        return cls(model, processor, settings, opened)
+        opened, problem = None, ''
+        if library:
+            try:
+                opened = EpisodeLibrary.open_or_create(library, fingerprint(checkpoint, model, processor))
+            except LibraryError as error:
+                if need_library:
+                    raise
+                problem = f'calls run without a library: {error}'
+                log.warning(problem)
+        policy = cls(model, processor, settings, opened)
+        policy._library_problem = problem
+        return policy
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with the library as a whole or with single episodes, one sentence each."""
+        own = [self._library_problem] if self._library_problem else []
+        return own + (self.library.problems if self.library else [])
 
     def infer(self, observation: Observation) -> ActionChunk:
         """Return the action chunk for the observation.

@@ -39,7 +39,7 @@ def run_build(args: argparse.Namespace) -> int:
     """Record every episode of the file that the library does not have yet; an interrupted build can be repeated."""
     from rmuscle_core.policy import MusclePolicy, task_of
 
-    policy = MusclePolicy.load(args.checkpoint, library=args.out, device=args.device)
+    policy = MusclePolicy.load(args.checkpoint, library=args.out, device=args.device, need_library=True)
     added = 0
     try:
         with open_recording(args.episodes) as recording, _progress() as progress:
