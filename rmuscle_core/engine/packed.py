@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from rmuscle_kernels.attention import attend
-from rmuscle_kernels.neurons import neuron_workspace
-from rmuscle_kernels.norms import ada_rms_norm, add_rms_norm, gated_add_ada_rms_norm, rms_norm
-from rmuscle_kernels.rope import rope
 
 from rmuscle_core.engine.packed_ffn import PackedGeGLU, PackedNeurons
 from rmuscle_core.errors import CheckpointError
 from rmuscle_core.model import VLA
 from rmuscle_core.model.prefix import FFN
+from rmuscle_kernels.attention import attend
+from rmuscle_kernels.neurons import neuron_workspace
+from rmuscle_kernels.norms import ada_rms_norm, add_rms_norm, gated_add_ada_rms_norm, rms_norm
+from rmuscle_kernels.rope import rope
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class PackedCache:
 class PackedVLA:
     """Inference of one pi0.5 observation through fused kernels; on a CPU through their torch references.
 
-    Takes the VLA's weights over without a second copy: its FFN weights become views of the packed ones, so the VLA stays
-    usable. Norms round once where the VLA rounds after each operation; in float32 both agree to 1e-5.
+    Takes the VLA's weights over without a second copy: its FFN weights become views of the packed ones, so the VLA
+    stays usable. Norms round once where the VLA rounds after each operation; in float32 both agree to 1e-5.
 
     Raises CheckpointError for pi0, whose state token masks keys: it runs on the plain path.
     """

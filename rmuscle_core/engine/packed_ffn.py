@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from rmuscle_kernels.geglu import gather_geglu, pack_gate_up
-from rmuscle_kernels.neurons import NeuronWorkspace, neuron_ffn, pack_neurons
 
 from rmuscle_core.model.gemma import GeGLU
+from rmuscle_kernels.geglu import gather_geglu, pack_gate_up
+from rmuscle_kernels.neurons import NeuronWorkspace, neuron_ffn, pack_neurons
 
 
 class PackedGeGLU:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from rmuscle_kernels.merge import merge_rows
-from rmuscle_kernels.select import select_tokens
 
 from rmuscle_core.arena import ReferenceArena
 from rmuscle_core.engine.packed_ffn import PackedGeGLU, PackedNeurons
+from rmuscle_kernels.merge import merge_rows
+from rmuscle_kernels.select import select_tokens
 
 
 class SlotContextFFN:

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fast path: packed weights, static buffers, and every stage of a call a program replayed on its lane.
+
+What varies from call to call is data on the device: the observation, the number of valid prompt rows, the slot of the
+reference. What varies in shape is part of a program's key: views, prompt bucket, rows and neurons recomputed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+from rmuscle_core.arena import ReferenceArena
+from rmuscle_core.engine.eager import Embedded
+from rmuscle_core.engine.lane import CudaLane, HostLane
+from rmuscle_core.engine.packed import PackedVLA
+from rmuscle_core.engine.plan import CallPlan, arena_shape, plan_call
+from rmuscle_core.engine.slot_ffn import SlotContextFFN, SlotNeuronFFN, SlotRecordFFN, SlotResidualFFN
+from rmuscle_core.errors import EpisodeError, ObservationError
+from rmuscle_core.ffn import DenseFFN, ScoreFFN
+from rmuscle_core.library import Reference
+from rmuscle_core.model import VLA
+from rmuscle_core.processing import ModelInputs
+from rmuscle_core.settings import Settings
+
+BUCKETS = (16, 32, 48, 64, 96, 128, 200)  # prompt rows; a prompt is padded to the next
+
+
+def bucket_of(length: int, prompt_length: int) -> int:
+    """Rows a prompt of this many tokens is padded to.
+
+    Raises ObservationError for a prompt longer than the checkpoint takes.
+    """
+    if length > prompt_length:
+        raise ObservationError(f'the prompt has {length} tokens, this checkpoint takes {prompt_length}; shorten the '
+                               'instruction')
+    sizes = [size for size in BUCKETS if size < prompt_length] + [prompt_length]
+    return sizes[bisect_left(sizes, length)]
+
+
+class _Prompted:
+    """Static buffers of one lane: a prefix with its prompt, and the keys and values made of it."""
+
+    def __init__(self, packed: PackedVLA, tokens: int) -> None:
+        room, width = packed.config.prompt_length, packed.config.prefix.width
+        self.packed = packed
+        self.ids = torch.zeros(room, dtype=torch.int64, device=packed.device)
+        self.prefix = torch.zeros(1, tokens + room, width, dtype=packed.dtype, device=packed.device)
+        self.n_valid = torch.zeros(1, dtype=torch.int32, device=packed.device)
+        self.cache = packed.new_cache(tokens + room)
+
+    def load(self, ids: torch.Tensor, tokens: int) -> int:
+        """Take a prompt int64 [P] that follows this many visual rows; return its bucket."""
+        length = ids.shape[0]
+        bucket = bucket_of(length, self.packed.config.prompt_length)
+        padded = torch.zeros(bucket, dtype=torch.int64)
+        padded[:length] = ids
+        self.ids[:bucket].copy_(padded, non_blocking=True)
+        self.n_valid.fill_(tokens + length)
+        return bucket
+
+    def embed_prompt(self, tokens: int, bucket: int) -> None:
+        self.prefix[0, tokens:tokens + bucket] = self.packed.embed_prompt(self.ids[:bucket])
+
+    def prefill(self, rows: int, ffn) -> None:
+        self.packed.prefill(self.prefix[:, :rows], ffn, self.n_valid, self.cache)
+
+
+class GraphEngine:
+    """Same methods as EagerEngine, same results up to rounding; see there for the threads.
+
+    Programs are captured on first use, or beforehand by ``prepare``. An Embedded is a view of static memory: it is
+    valid until the next ``embed``, and only the latest can be acted on.
+    """
+
+    def __init__(self, model: VLA, settings: Settings, views: int) -> None:
+        self.model, self.settings = PackedVLA(model), settings
+        config, device = model.config, self.model.device
+        cuda = device.type == 'cuda'
+        self.calls, self.spare = (CudaLane(device, -1), CudaLane(device, 0)) if cuda else (HostLane(), HostLane())
+        tokens, side = views * config.vision.tokens, config.vision.image_size
+        self.arena = ReferenceArena(arena_shape(settings, config, tokens), settings.slots, self.model.dtype, device)
+        generator = torch.Generator().manual_seed(settings.noise_seed)
+        self.noise = torch.randn(1, config.chunk_size, config.padded_dim, generator=generator).to(device)
+        self._call, self._expansion = _Prompted(self.model, tokens), _Prompted(self.model, tokens)
+        self._expanded_slot = torch.zeros(1, dtype=torch.int64, device=device)
+        self._images = torch.zeros(views, 3, side, side, device=device)
+        self._staged = torch.zeros(views, 3, side, side, pin_memory=cuda)
+        self._actions = torch.zeros(config.chunk_size, config.padded_dim, device=device)
+        self._chunk = torch.zeros(config.chunk_size, config.padded_dim, pin_memory=cuda)
+        self._latest: Embedded | None = None
+
+    @torch.inference_mode()
+    def prepare(self, settings: Settings, text: int) -> None:
+        """Capture what calls with all views and a prompt of ``text`` tokens need under these settings; blocks."""
+        tokens, bucket = self.arena.shape.tokens, bucket_of(text, self.model.config.prompt_length)
+        views = tokens // self.model.config.vision.tokens
+        plan = plan_call(settings, self.model.config, tokens, bucket)
+        with self.calls.running():
+            self.calls.prepare(('embed', views, bucket), lambda cut: self._embed(views, bucket))
+            for kind in (CallPlan(), plan):
+                self._prepare_call(tokens + bucket, kind)
+
+    @torch.inference_mode()
+    def embed(self, inputs: ModelInputs) -> Embedded:
+        views = inputs.images.shape[0]
+        tokens = views * self.model.config.vision.tokens
+        with self.calls.running():
+            bucket = self._call.load(inputs.token_ids, tokens)
+            self._staged[:views].copy_(inputs.images)
+            self._images[:views].copy_(self._staged[:views], non_blocking=True)
+            key = ('embed', views, bucket)
+            self.calls.prepare(key, lambda cut: self._embed(views, bucket))
+            self.calls.replay(key)
+        self._latest = Embedded(self._call.prefix[:, :tokens + bucket], tokens, inputs)
+        return self._latest
+
+    @torch.inference_mode()
+    def act(self, embedded: Embedded, plan: CallPlan, slot: int | None) -> tuple[torch.Tensor, dict[str, float]]:
+        """Return actions float32 [H, A_pad] on the host and milliseconds per stage."""
+        if embedded is not self._latest:
+            raise RuntimeError('only the latest embed can be acted on; its memory has been written again since')
+        if slot is None:
+            plan = CallPlan()
+        elif embedded.tokens != self.arena.shape.tokens:  # other views than the references have: nothing to compare
+            plan = CallPlan(None, plan.neurons, plan.residual)
+        calls = self.calls
+        with calls.running():
+            if slot is not None:
+                self.arena.slot.fill_(slot)
+            prefill, denoise = self._prepare_call(embedded.prefix.shape[1], plan)
+            start = calls.mark()
+            calls.replay(prefill)
+            middle = calls.mark()
+            calls.replay(denoise)
+            end = calls.mark()
+            self._chunk.copy_(self._actions, non_blocking=True)
+            calls.synchronize()
+        return self._chunk.clone(), {'prefill': calls.milliseconds(start, middle),
+                                     'denoise': calls.milliseconds(middle, end)}
+
+    @torch.inference_mode()
+    def expand(self, reference: Reference, slot: int, neurons: torch.Tensor, plan: CallPlan,
+               checkpoint: Callable[[], None]) -> None:
+        """Rebuild the reference's FFN states in a slot nobody reads; raises Interrupted from checkpoint."""
+        spare, tokens = self.spare, self.arena.shape.tokens
+        with spare.running():
+            try:
+                bucket = self._load_reference(reference)
+                self._expanded_slot.fill_(slot)
+                self.arena.neurons[slot].copy_(neurons[..., :self.arena.shape.masked])
+                record = ('record', bucket)
+                spare.prepare(record, lambda cut: self._expansion.prefill(
+                    tokens + bucket, SlotRecordFFN(self.arena, self._expanded_slot, cut)))
+                spare.replay(record, checkpoint)
+                if plan.residual and plan.neurons is not None:
+                    residual = ('residual', plan.neurons)
+                    spare.prepare(residual, lambda cut: self._denoise(self._expansion, SlotResidualFFN(
+                        self.arena, self._expanded_slot, plan.neurons, self.settings.group_size, cut)))
+                    spare.replay(residual, checkpoint)
+            finally:
+                spare.synchronize()
+
+    @torch.inference_mode()
+    def rank_neurons(self, reference: Reference, checkpoint: Callable[[], None]) -> torch.Tensor:
+        """Contribution ranking of the reference's own denoising: int32 [G, M, masked] on the host."""
+        shape, tokens = self.arena.shape, self.arena.shape.tokens
+        with self.spare.running():
+            ask = self.spare.paced(checkpoint)
+            score = ScoreFFN(shape.groups, shape.action_layers, self.model.config.expert.mlp,
+                             self.settings.group_size, self.model.device, ask)
+
+            def dense(x: torch.Tensor, mlp, layer: int, step: int = 0) -> torch.Tensor:
+                ask()
+                return mlp(x)
+
+            bucket = self._load_reference(reference)
+            self._expansion.prefill(tokens + bucket, dense)
+            self._denoise(self._expansion, score)
+            return score.ranked(shape.masked).cpu()
+
+    def _prepare_call(self, rows: int, plan: CallPlan) -> tuple[tuple, tuple]:
+        """Capture what is not yet; return the keys of prefill and denoise."""
+        prefill, denoise = ('prefill', rows, plan.tokens), ('denoise', plan.neurons, plan.residual)
+        context = DenseFFN() if plan.tokens is None else SlotContextFFN(self.arena, plan.tokens)
+        neurons = DenseFFN() if plan.neurons is None else SlotNeuronFFN(self.arena, plan.neurons,
+                                                                         self.settings.group_size, plan.residual)
+        self.calls.prepare(prefill, lambda cut: self._call.prefill(rows, context))
+        self.calls.prepare(denoise, lambda cut: self._actions.copy_(self._denoise(self._call, neurons)))
+        return prefill, denoise
+
+    def _embed(self, views: int, bucket: int) -> None:
+        tokens = views * self.model.config.vision.tokens
+        self._call.prefix[0, :tokens] = self.model.embed_images(self._images[:views]).flatten(0, 1)
+        self._call.embed_prompt(tokens, bucket)
+
+    def _denoise(self, prompted: _Prompted, ffn) -> torch.Tensor:
+        return self.model.denoise(prompted.cache, self.noise, ffn)[0]
+
+    def _load_reference(self, reference: Reference) -> int:
+        tokens = self.arena.shape.tokens
+        if reference.prefix.shape[0] != tokens:
+            raise EpisodeError(f'{reference.id} has {reference.prefix.shape[0]} visual tokens, this policy {tokens}: '
+                               'it was recorded with other cameras, so record the task again with these')
+        bucket = self._expansion.load(torch.as_tensor(reference.token_ids, dtype=torch.int64), tokens)
+        self._expansion.prefix[0, :tokens] = reference.prefix.to(self.model.device)
+        self._expansion.embed_prompt(tokens, bucket)
+        return bucket
