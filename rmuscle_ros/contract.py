@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does this robot fit this checkpoint? Asked before any weights are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rmuscle_core.errors import CheckpointError, SettingsError
+from rmuscle_ros.joints import JointMap
+from rmuscle_ros.params import NodeSettings, named
+
+
+@dataclass(frozen=True)
+class Contract:
+    """cameras: those fed from a topic, in checkpoint order. ignored: configured ones the checkpoint does not know."""
+
+    joints: JointMap
+    cameras: tuple[str, ...]
+    ignored: tuple[str, ...]
+    execute_steps: int
+
+
+def check_contract(config: Any, options: NodeSettings) -> Contract:
+    """Compare the node's parameters with the checkpoint's ``config`` (a ModelConfig).
+
+    Raises SettingsError naming the parameter, or CheckpointError for a checkpoint that cannot drive joints.
+    """
+    joints = JointMap.build(named(options.joint_names), options.joint_scale, options.joint_offset, options.joint_lower,
+                            options.joint_upper, options.max_jump)
+    if config.state_dim != config.action_dim:
+        raise CheckpointError(f'{options.checkpoint}: the state has {config.state_dim} dimensions and the action {config.action_dim}; '
+                              'a joint trajectory needs an action for every joint of the state')
+    if len(joints.names) != config.action_dim:
+        raise SettingsError(f'joint_names has {len(joints.names)} joints ({", ".join(joints.names)}), the checkpoint '
+                            f'{options.checkpoint} has {config.action_dim}; list its joints in its order')
+    fed, masked = named(options.cameras), named(options.masked_cameras)
+    missing = [camera for camera in config.cameras if camera not in fed and camera not in masked]
+    if missing:
+        raise SettingsError(f'no topic for the checkpoint\'s camera {", ".join(missing)}; add it to cameras with its '
+                            f'image_topics.<camera>, or to masked_cameras if the robot has none (its cameras: '
+                            f'{", ".join(config.cameras)})')
+    if options.execute_steps > config.chunk_size:
+        raise SettingsError(f'execute_steps is {options.execute_steps}, but a chunk of this checkpoint has {config.chunk_size} steps')
+    return Contract(joints, tuple(c for c in config.cameras if c in fed and c not in masked),
+                    tuple(c for c in fed if c not in config.cameras), options.execute_steps or config.execute_steps)
+
+
+def required(options: NodeSettings) -> None:
+    """Raise SettingsError listing every required parameter that is not set."""
+    unset = [name for name in ('checkpoint', 'joint_names', 'cameras') if not any(getattr(options, name))]
+    if unset:
+        raise SettingsError(f'{", ".join(unset)} not set; a parameter file keyed for another node name is ignored silently, '
+                            'a file that starts with "/**:" fits every name')

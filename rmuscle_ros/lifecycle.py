@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A lifecycle node that survives wrong requests and says why something failed."""
+
+from __future__ import annotations
+
+import functools
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from rclpy.impl.implementation_singleton import rclpy_implementation
+from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
+
+from rmuscle_core.errors import RMuscleError
+
+LOG_PERIOD_S = 5.0
+
+
+class RetryableLifecycleNode(LifecycleNode):
+    """LifecycleNode whose failed transitions leave the former state, ready for another try."""
+
+    def __init__(self, name: str, **kwargs: Any):
+        self.last_error = ''
+        self._complained: dict[tuple[str, str], float] = {}
+        super().__init__(name, **kwargs)
+
+    def _LifecycleNodeMixin__change_state(self, transition_id: int) -> TransitionCallbackReturn:
+        # On Jazzy a request that does not fit the state (activate while unconfigured) raises out of spin() and ends the
+        # process. The mangled name is the only place where both the services and the trigger_* methods pass.
+        try:
+            return super()._LifecycleNodeMixin__change_state(transition_id)
+        except rclpy_implementation.RCLError:
+            label = self._state_machine.current_state[1]
+            self.get_logger().error(f'transition {transition_id} is not possible in state {label}; see `ros2 lifecycle list`')
+            return TransitionCallbackReturn.ERROR
+
+    @property
+    def state_label(self) -> str:
+        """unconfigured, inactive, active or finalized."""
+        return self._state_machine.current_state[1]
+
+    def complain(self, error: Exception, where: str, trace: bool = False) -> None:
+        """Log an exception and keep it as ``last_error``; callable from any thread.
+
+        A refusal is one sentence; anything unforeseen (or with ``trace``) comes with its traceback. The same
+        complaint (up to its first colon, where the topic stands) is logged once in LOG_PERIOD_S.
+        """
+        foreseen = isinstance(error, RMuscleError)
+        self.last_error = str(error) if foreseen else f'{type(error).__name__}: {error}'
+        key, now = (where, self.last_error.partition(':')[0]), time.monotonic()
+        if not trace and now - self._complained.get(key, -LOG_PERIOD_S) < LOG_PERIOD_S:
+            return
+        self._complained[key] = now
+        self.get_logger().error(f'{where}: {self.last_error}')
+        if trace or not foreseen:
+            self.get_logger().error(''.join(traceback.format_exception(type(error), error, error.__traceback__)))
+
+    def guarded(self, callback: Callable) -> Callable:
+        """Return the callback with exceptions logged instead of raised: one that escapes ends spin() and with it the node.
+        """
+        @functools.wraps(callback)
+        def wrapped(*arguments):
+            try:
+                return callback(*arguments)
+            except Exception as error:  # noqa: BLE001 - see above
+                self.complain(error, callback.__name__)
+        return wrapped
+
+
+def transition(method: Callable) -> Callable:
+    """Wrap an ``on_*`` method that returns nothing: SUCCESS, or the reason with its traceback in the log and FAILURE.
+
+    rclpy swallows what a transition raises without a word, so this is where it comes to light.
+    """
+    @functools.wraps(method)
+    def wrapped(self, state):
+        try:
+            method(self, state)
+        except Exception as error:  # noqa: BLE001 - see above
+            self.complain(error, method.__name__, trace=True)
+            return TransitionCallbackReturn.FAILURE
+        self.last_error = ''
+        return TransitionCallbackReturn.SUCCESS
+    return wrapped

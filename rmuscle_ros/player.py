@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays JointTrajectory messages in simulated time, as a joint_trajectory_controller would on a robot."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from trajectory_msgs.msg import JointTrajectory
+
+from rmuscle_core.errors import ObservationError
+from rmuscle_core.guard import Trajectory
+
+
+class TrajectoryPlayer:
+    """The running trajectory; a new one replaces it at once.
+
+    ``accept`` is called on the executor thread, everything else on the simulation's.
+    """
+
+    def __init__(self, joint_names: Sequence[str], period_ns: int):
+        self._names, self._period_ns = tuple(joint_names), period_ns
+        self._changed = threading.Condition()
+        self._running: Trajectory | None = None
+        self._not_before_ns = self._now_ns = 0
+
+    def begin_episode(self, now_ns: int) -> None:
+        """Drop the running trajectory, and every later one that answers an observation from before now."""
+        with self._changed:
+            self._running, self._not_before_ns, self._now_ns = None, now_ns, now_ns
+
+    def accept(self, message: JointTrajectory) -> None:
+        """Take a trajectory over. Raises ObservationError for joints that are not ours, all of them.
+
+        Simulated time stands still while no trajectory runs, so one that arrives late has missed nothing: it starts
+        at its first point.
+        """
+        if sorted(message.joint_names) != sorted(self._names) or not message.points:
+            raise ObservationError(f'joint_trajectory: {len(message.points)} points for joints {", ".join(message.joint_names)}; '
+                                   f'expected some for {", ".join(self._names)}')
+        order = [message.joint_names.index(name) for name in self._names]
+        positions = np.array([point.positions for point in message.points])[:, order]
+        times = np.array([p.time_from_start.sec * 1_000_000_000 + p.time_from_start.nanosec for p in message.points])
+        stamp = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
+        with self._changed:
+            if stamp and stamp < self._not_before_ns:
+                return  # of the episode before
+            stamp = stamp or self._now_ns
+            if stamp + times[0] <= self._now_ns:
+                stamp = self._now_ns + self._period_ns - int(times[0])
+            self._running = Trajectory(self._names, stamp, times, positions)
+            self._changed.notify()
+
+    def wait(self, now_ns: int, timeout_s: float) -> bool:
+        """Wait until a trajectory has points after now; False after the timeout."""
+        with self._changed:
+            self._now_ns = now_ns
+            return self._changed.wait_for(lambda: self._running is not None and self._running.end_ns > now_ns, timeout_s)
+
+    def command(self, time_ns: int) -> np.ndarray | None:
+        """Target [A] for the control period that ends at an instant; None if the trajectory ends before."""
+        with self._changed:
+            running, self._now_ns = self._running, time_ns - self._period_ns
+            return None if running is None or running.end_ns < time_ns else running.at(time_ns)
+
+
+class Pace:
+    """Keeps simulated periods at ``factor`` times real time; 0 runs as fast as it can."""
+
+    def __init__(self, period_s: float, factor: float):
+        self._period_s = period_s / factor if factor else 0.0
+        self.restart()
+
+    def restart(self) -> None:
+        self._due = time.monotonic()
+
+    def wait(self) -> None:
+        """Sleep for the rest of the period."""
+        self._due += self._period_s
+        time.sleep(max(0.0, self._due - time.monotonic()))

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run a node as a process that ends well: by Ctrl-C, by a supervisor, after a fatal error."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future as Work
+from typing import Any
+
+import rclpy
+from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.signals import SignalHandlerOptions
+from rclpy.task import Future
+
+from rmuscle_core.errors import RMuscleError
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM."""
+
+
+def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
+    """Spin a node until SIGINT or SIGTERM; exit code 0, 1 after a fatal device error, 2 for a bad parameter.
+
+    The node closes before ROS shuts down, so that a last message (hold) still goes out; hence our own signal handling.
+    """
+    def interrupt(signum: int, _frame: Any) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not cut the teardown short
+        raise Interrupted
+
+    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    node, executor = None, SingleThreadedExecutor()
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, interrupt)
+        node = make_node()
+        executor.add_node(node)
+        while rclpy.ok() and not node.fatal:
+            executor.spin_once(timeout_sec=0.1)
+        return 1 if node.fatal else 0
+    except (Interrupted, ExternalShutdownException):
+        return 0
+    except RMuscleError as error:
+        print(error, file=sys.stderr)
+        return 2
+    finally:
+        if node is not None:
+            node.close()
+            executor.shutdown()
+            node.destroy_node()
+        rclpy.try_shutdown()
+
+
+async def finished(executor: Any, work: Work) -> Any:
+    """Await work of another thread in a service callback; the executor goes on with other callbacks meanwhile."""
+    done = Future(executor=executor)
+    work.add_done_callback(lambda _: executor.create_task(done.set_result, None))
+    await done
+    return work.result()
