@@ -11,6 +11,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -67,7 +68,7 @@ def read(path: str | Path) -> Demonstrations:
             arrays = {field.name: file[field.name] for field in fields(Demonstrations)}
             for name in _IMAGES:
                 arrays[name] = _unpack(arrays[name], file[f'{name}_ends'], file[f'{name}_shape'])
-    except (OSError, ValueError, KeyError, EOFError, lzma.LZMAError) as error:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, lzma.LZMAError) as error:
         raise RMuscleError(f'{path} is not a readable demonstration file ({error}); '
                            'make one with "rmuscle workcell demos"') from error
     return Demonstrations(**arrays)

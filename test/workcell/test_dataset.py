@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demonstration file."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from rmuscle_core.errors import RMuscleError
+from rmuscle_core.workcell import dataset
+
+
+def test_round_trip_is_lossless(tmp_path, demonstrations, monkeypatch):
+    monkeypatch.setattr(dataset, '_BLOCK', 20)  # several blocks, of unequal size
+    path = tmp_path / 'demos.npz'
+    assert dataset.write(path, demonstrations) == path.stat().st_size
+    again = dataset.read(path)
+    for field in fields(again):
+        expected, found = getattr(demonstrations, field.name), getattr(again, field.name)
+        assert found.dtype == expected.dtype and np.array_equal(found, expected), field.name
+    assert [entry.name for entry in tmp_path.iterdir()] == ['demos.npz']
+
+
+def test_repetitive_pictures_pack_well(tmp_path, demonstrations):
+    still = dataset.Demonstrations(**{
+        field.name: getattr(demonstrations, field.name) for field in fields(demonstrations)} | {
+        'images': np.repeat(demonstrations.images[:1], 64, axis=0)})
+    assert dataset.write(tmp_path / 'still.npz', still) < dataset.write(tmp_path / 'all.npz', demonstrations) - 100_000
+
+
+def test_a_chunk_holds_the_last_command_past_the_end_of_the_plan(demonstrations):
+    chunks = demonstrations.chunks(10)
+    assert chunks.shape == (64, 10, 14)
+    assert np.array_equal(chunks[5], demonstrations.commands[1, 6:16])
+    late = chunks[7]  # step 18 of 24
+    assert np.array_equal(late[:6], demonstrations.commands[1, 18:])
+    assert (late[6:] == demonstrations.commands[1, -1]).all()
+
+
+@pytest.mark.parametrize('damage', ['missing', 'text', 'truncated', 'flipped'])
+def test_an_unreadable_file_is_refused_by_name(tmp_path, demonstrations, damage):
+    path = tmp_path / 'demos.npz'
+    if damage != 'missing':
+        dataset.write(path, demonstrations)
+        content = bytearray(path.read_bytes())
+        if damage == 'flipped':
+            content[len(content) // 3] ^= 0xFF
+        path.write_bytes({'text': b'hello', 'truncated': content[:len(content) // 2]}.get(damage, bytes(content)))
+    with pytest.raises(RMuscleError, match=r'demos\.npz is not a readable demonstration file'):
+        dataset.read(path)
