@@ -30,6 +30,11 @@ class HostLane:
     def __init__(self) -> None:
         self._bodies: dict[Hashable, Body] = {}
 
+    @property
+    def keys(self) -> list[Hashable]:
+        """What is recorded."""
+        return list(self._bodies)
+
     def prepare(self, key: Hashable, body: Body) -> None:
         """Record the body under a key if it is not yet."""
         self._bodies.setdefault(key, body)
@@ -70,6 +75,11 @@ class CudaLane:
         self.stream = torch.cuda.Stream(device, priority=priority)
         self._pool = torch.cuda.graph_pool_handle()
         self._programs: dict[Hashable, list[torch.cuda.CUDAGraph]] = {}
+
+    @property
+    def keys(self) -> list[Hashable]:
+        """What is captured."""
+        return list(self._programs)
 
     def prepare(self, key: Hashable, body: Body) -> None:
         """Capture the body under a key if it is not yet. Waits for the lane; other lanes go on."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 
 from rmuscle_core.library import Reference, ReferenceId
@@ -39,8 +38,3 @@ def make_reference(model: VLA, seed: int, length: int = 9) -> Reference:
     return Reference(ReferenceId('task', 'episode', seed), prefix, inputs.token_ids.numpy().astype(np.int32),
                      np.zeros((1, 3), np.float32), np.zeros((2, 4), np.float32), None, np.zeros((5, 3), np.float32),
                      CAMERAS)
-
-
-@pytest.fixture
-def model() -> VLA:
-    return small_model()

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The graph engine against the eager one, and that a call depends on nothing but what it is given.
+
+On a CPU a program is the recorded body itself, over the same buffers and with the same slot indirection as a graph.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import pytest
+import torch
+from engine_parts import make_inputs, make_reference, small_model
+
+from rmuscle_core.engine.build import build_engine
+from rmuscle_core.engine.eager import EagerEngine
+from rmuscle_core.engine.graphs import BUCKETS, GraphEngine, bucket_of
+from rmuscle_core.engine.plan import CallPlan, plan_call
+from rmuscle_core.errors import EpisodeError, ObservationError
+from rmuscle_core.ffn import Interrupted
+from rmuscle_core.settings import Settings
+
+SETTINGS = Settings(slots=4, group_size=2)
+FULL = CallPlan(tokens=13, neurons=9, residual=True)
+PLANS = (CallPlan(), CallPlan(tokens=13), CallPlan(neurons=9), CallPlan(neurons=9, residual=True), FULL,
+         CallPlan(tokens=0, neurons=4))
+
+
+def nothing() -> None:
+    return None
+
+
+def expand(engine, reference, slot, plan=FULL):
+    engine.expand(reference, slot, engine.rank_neurons(reference, nothing), plan, nothing)
+
+
+@pytest.fixture(scope='module')
+def references():
+    model = small_model()
+    return [make_reference(model, 100 + i, length) for i, length in enumerate((9, 17, 33))]
+
+
+@pytest.fixture(scope='module')
+def engine(references):
+    """A graph engine with references in slots 0 to 2; slot 3 is free."""
+    engine = GraphEngine(small_model(), SETTINGS, views=2)
+    for slot, reference in enumerate(references):
+        expand(engine, reference, slot)
+    return engine
+
+
+def call(engine, seed, plan, slot, length=11):
+    return engine.act(engine.embed(make_inputs(seed, length)), plan, slot)[0]
+
+
+@pytest.mark.parametrize('plan', PLANS)
+def test_equals_the_eager_engine(engine, references, plan):
+    eager = EagerEngine(small_model(), SETTINGS, views=2)
+    expand(eager, references[1], 1)
+    for length in (11, 16, 31):
+        torch.testing.assert_close(call(engine, 5, plan, 1, length), call(eager, 5, plan, 1, length), atol=1e-5, rtol=0)
+
+
+def test_rankings_and_expanded_states_equal_the_eager_ones(engine, references):
+    eager = EagerEngine(small_model(), SETTINGS, views=2)
+    for slot, reference in enumerate(references):
+        assert torch.equal(engine.rank_neurons(reference, nothing), eager.rank_neurons(reference, nothing))
+        expand(eager, reference, slot)
+    for name in ('x', 'y', 'residual', 'neurons'):
+        fast, plain = (getattr(e.arena, name)[:3] for e in (engine, eager))
+        torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_without_a_slot_or_with_other_views_nothing_is_reused(engine):
+    dense = call(engine, 5, CallPlan(), None)
+    assert torch.equal(call(engine, 5, FULL, None), dense)
+    one_view = engine.embed(make_inputs(5, views=('left',)))
+    chunk = engine.act(one_view, CallPlan(tokens=13), 0)[0]
+    assert torch.equal(chunk, engine.act(one_view, CallPlan(), None)[0]) and not torch.equal(chunk, dense)
+
+
+@pytest.mark.parametrize('seed', range(50))
+def test_a_call_depends_only_on_its_observation_plan_and_reference(engine, references, seed):
+    """Bit-equal to a fresh engine's first call, whatever ran before, while another slot is being expanded."""
+    rng = random.Random(seed)
+    plan, slot, length = rng.choice(PLANS), rng.randrange(3), rng.choice((5, 11, 16, 31))
+    fresh = GraphEngine(small_model(), SETTINGS, views=2)
+    fresh.arena.slot.fill_(rng.randrange(4))
+    for name in ('x', 'y', 'residual', 'neurons'):
+        getattr(fresh.arena, name)[slot] = getattr(engine.arena, name)[slot]
+    expected = call(fresh, seed, plan, slot, length)
+    for _ in range(rng.randrange(3)):
+        call(engine, rng.randrange(1000), rng.choice(PLANS), rng.choice((None, 0, 1, 2)), rng.choice((5, 11, 31)))
+    racing = threading.Thread(target=expand, args=(engine, rng.choice(references), 3))
+    racing.start()
+    chunks = [call(engine, seed, plan, slot, length) for _ in range(2)]
+    racing.join()
+    assert all(torch.equal(chunk, expected) for chunk in chunks)
+
+
+def test_an_interrupted_expansion_stops_at_the_next_cut_and_can_be_repeated(engine, references):
+    asked = []
+
+    def stop_at_third():
+        asked.append(len(asked))
+        if len(asked) == 3:
+            raise Interrupted
+
+    neurons = engine.rank_neurons(references[0], nothing)
+    before = engine.arena.residual[3].clone()
+    with pytest.raises(Interrupted):
+        engine.expand(references[0], 3, neurons, FULL, stop_at_third)
+    assert len(asked) == 3 and torch.equal(engine.arena.residual[3], before)
+    expand(engine, references[0], 3)
+    for name in ('x', 'y', 'residual', 'neurons'):
+        assert torch.equal(getattr(engine.arena, name)[3], getattr(engine.arena, name)[0])
+
+
+def test_prepare_records_all_that_the_calls_replay():
+    engine = GraphEngine(small_model(), SETTINGS, views=2)
+    settings = SETTINGS.with_values(mode='full')
+    engine.prepare(settings, text=11)
+    prepared = set(engine.calls.keys)
+    embedded = engine.embed(make_inputs(1))
+    engine.act(embedded, plan_call(settings, engine.model.config, embedded.tokens, embedded.text), 0)
+    engine.act(embedded, CallPlan(), None)
+    assert set(engine.calls.keys) == prepared
+
+
+def test_only_the_latest_embedding_can_be_acted_on(engine):
+    first = engine.embed(make_inputs(1))
+    engine.embed(make_inputs(2))
+    with pytest.raises(RuntimeError, match='latest embed'):
+        engine.act(first, CallPlan(), None)
+
+
+def test_prompts_go_to_the_next_bucket():
+    assert [bucket_of(n, 200) for n in (1, 16, 17, 129, 200)] == [16, 16, 32, 200, 200]
+    assert bucket_of(30, 40) == 32 and bucket_of(33, 40) == 40 and BUCKETS[-1] == 200
+    with pytest.raises(ObservationError, match='41 tokens, this checkpoint takes 40'):
+        bucket_of(41, 40)
+
+
+def test_a_reference_with_other_views_is_refused(engine, references):
+    reference = references[0]
+    short = type(reference)(**{**vars(reference), 'prefix': reference.prefix[:16]})
+    with pytest.raises(EpisodeError, match='16 visual tokens, this policy 32'):
+        engine.expand(short, 3, torch.zeros(2, 3, 18, dtype=torch.int32), FULL, nothing)
+
+
+def test_a_cpu_and_pi0_get_the_eager_engine():
+    for kind in ('pi05', 'pi0'):
+        assert isinstance(build_engine(small_model(kind), SETTINGS, 2), EagerEngine)
