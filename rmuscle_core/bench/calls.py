@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``rmuscle bench``: whole policy calls on the engines the policy uses, each cache alone and both, against dense."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from rmuscle_core.bench.timing import Comparison, Work, interleave, synchronizer
+from rmuscle_core.engine.eager import EagerEngine
+from rmuscle_core.engine.plan import CallPlan, plan_call
+from rmuscle_core.library import Reference, ReferenceId
+from rmuscle_core.memory import Query, make_reference
+from rmuscle_core.model import VLA, ModelConfig
+from rmuscle_core.processing import ModelInputs
+from rmuscle_core.retrieval import make_key
+from rmuscle_core.settings import PROFILES, Settings
+
+BASELINE = 'dense'
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to make a policy call. slot: that of the reference expanded for this plan; None runs dense."""
+
+    name: str
+    engine: EagerEngine
+    plan: CallPlan
+    slot: int | None
+
+
+def random_inputs(config: ModelConfig, text: int, seed: int = 0) -> ModelInputs:
+    """An observation as the processor would hand it over: smooth random views, a prompt of random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(len(config.cameras), 3, 8, 8, generator=generator)
+    side = config.vision.image_size
+    images = torch.nn.functional.interpolate(coarse, (side, side), mode='bicubic').clamp(0, 1) * 2 - 1
+    state = torch.zeros(config.padded_dim)
+    state[:config.state_dim] = torch.rand(config.state_dim, generator=generator) * 2 - 1
+    ids = torch.randint(config.vocab, (text,), generator=generator)
+    return ModelInputs(images, config.cameras, ids, state, state[:config.state_dim].numpy())
+
+
+def perturbed(inputs: ModelInputs, seed: int = 1) -> ModelInputs:
+    """The same scene a little later: one patch of each view has changed, and the light by one percent."""
+    generator = torch.Generator().manual_seed(seed)
+    images = inputs.images * 1.01
+    side = images.shape[-1] // 3
+    images[:, :, side:2 * side, side:2 * side] = torch.rand(images.shape[0], 3, 1, 1, generator=generator) * 2 - 1
+    return replace(inputs, images=images.clamp(-1, 1))
+
+
+def record(engine: EagerEngine, inputs: ModelInputs, identity: ReferenceId) -> Reference:
+    """The library entry that a dense call on these inputs leaves, neurons ranked."""
+    embedded = engine.embed(inputs)
+    actions, _ = engine.act(embedded, CallPlan(), None)
+    query = Query(make_key(embedded.visual, inputs.views), inputs.state_normalized[None], identity.task, inputs.views)
+    chunk = actions[:, :engine.model.config.action_dim].numpy()
+    reference = make_reference(identity, query, embedded.visual, inputs.token_ids, chunk)
+    return replace(reference, neurons=engine.rank_neurons(reference, lambda: None).numpy().astype(np.uint16))
+
+
+def make_variants(engine: EagerEngine, reference: Reference, text: int) -> list[Variant]:
+    """Dense, each cache alone at the default profile, and both at every profile.
+
+    The reference is expanded once per profile, because its residual belongs to one number of neurons.
+    """
+    config, tokens = engine.model.config, reference.prefix.shape[0]
+    variants = [Variant(BASELINE, engine, CallPlan(), None)]
+    slots = {profile: slot for slot, profile in enumerate(PROFILES)}
+    neurons = torch.from_numpy(reference.neurons.astype(np.int32))
+    for profile, slot in slots.items():
+        plan = plan_call(Settings().with_values(profile=profile), config, tokens, text)
+        engine.expand(reference, slot, neurons, plan, lambda: None)
+    for mode, profile in (('context', 'default'), ('action', 'default'), *(('full', p) for p in PROFILES)):
+        plan = plan_call(Settings().with_values(profile=profile, mode=mode), config, tokens, text)
+        variants.append(Variant(f'{mode}.{profile}', engine, plan, slots[profile]))
+    return variants
+
+
+def call(variant: Variant, inputs: ModelInputs) -> dict[str, float]:
+    """One policy call from tensors to actions on the host; milliseconds per stage.
+
+    Left out, being the same for all: decoding images and retrieval (see ``--retrieval``).
+    """
+    start = time.perf_counter()
+    embedded = variant.engine.embed(inputs)
+    if variant.engine.device.type == 'cuda':
+        torch.cuda.synchronize(variant.engine.device)
+    vision = 1e3 * (time.perf_counter() - start)
+    _, stages = variant.engine.act(embedded, variant.plan, variant.slot)
+    return {'vision': vision, **stages}
+
+
+def compare_calls(variants: list[Variant], inputs: ModelInputs, rounds: int,
+                  progress: Callable[[], object] = lambda: None) -> Comparison:
+    """Interleave the variants with the dense call; see `interleave`."""
+    def work(variant: Variant) -> Work:
+        return lambda: call(variant, inputs)
+
+    device = variants[0].engine.device
+    return interleave(BASELINE, {v.name: work(v) for v in variants}, rounds, warm_up=3 if device.type == 'cuda' else 1,
+                      synchronize=synchronizer(device), progress=progress)
+
+
+def bench_settings(sketch: int | None = None) -> Settings:
+    """Default settings with one slot per profile."""
+    settings = Settings(slots=len(PROFILES))
+    return settings if sketch is None else settings.with_values(sketch_width=sketch)
+
+
+def eager_engine(model: VLA, settings: Settings) -> EagerEngine:
+    return EagerEngine(model, settings, len(model.config.cameras))

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models whose latency is measured with random weights: latency does not depend on what the weights say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from rmuscle_core.errors import SettingsError
+from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig
+
+CAMERAS = ('top', 'left_wrist', 'right_wrist')
+PI05 = ModelConfig('pi05', VisionConfig(), TransformerConfig(2048, 18, 16384), TransformerConfig(1024, 18, 4096),
+                   vocab=257152, cameras=CAMERAS, state_dim=14, action_dim=14, dtype='bfloat16', numerics='fast',
+                   rounded_rope=True)
+SIZES = {
+    'pi05': PI05,
+    # Every width of pi0.5 and the tokens of a view divided by 4; depth, chunk, steps and ratios of widths as they are.
+    'medium': replace(PI05, vision=VisionConfig(112, 14, 288, 27, 1076, 16), dtype='float32', vocab=1024,
+                      prefix=TransformerConfig(512, 18, 4096, head_dim=64), numerics='lerobot', rounded_rope=False,
+                      expert=TransformerConfig(256, 18, 1024, head_dim=64)),
+    # As the policy of the simulated work cell.
+    'small': ModelConfig('pi05', VisionConfig(64, 8, 128, 4, 512, 4), TransformerConfig(192, 6, 1536, 4, 1, 48),
+                         TransformerConfig(128, 6, 512, 4, 1, 48), vocab=259, cameras=CAMERAS, state_dim=14,
+                         action_dim=14, chunk_size=16, execute_steps=12, prompt_length=96),
+    'tiny': ModelConfig('pi05', VisionConfig(16, 8, 16, 1, 16, 2), TransformerConfig(16, 3, 32, 2, 1, 8),
+                        TransformerConfig(16, 3, 32, 2, 1, 8), vocab=40, cameras=CAMERAS[:2], state_dim=4,
+                        action_dim=4, chunk_size=6, steps=4),
+}
+TEXT = {'pi05': 50, 'medium': 12, 'small': 64, 'tiny': 5}  # prompt tokens, about what the model's tokenizer makes
+
+
+def sized(name: str, views: int | None = None, chunk: int | None = None, dtype: str | None = None) -> ModelConfig:
+    """The named configuration with other numbers of views or actions, or another compute dtype."""
+    config = SIZES[name]
+    if views is not None and not 1 <= views <= len(CAMERAS):
+        raise SettingsError(f'--views must lie in [1, {len(CAMERAS)}], not {views}')
+    return replace(config, cameras=CAMERAS[:views] if views else config.cameras,
+                   chunk_size=chunk or config.chunk_size, dtype=dtype or config.dtype)
+
+
+def random_model(config: ModelConfig, device: torch.device) -> VLA:
+    """Random weights, the same for every run, made on the device in the compute dtype."""
+    torch.manual_seed(0)
+    with device:
+        return VLA(config).eval()
