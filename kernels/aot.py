@@ -23,9 +23,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rmuscle_kernels import geglu, merge, neurons, norms, rope, select
+from rmuscle_kernels import attention, geglu, merge, neurons, norms, rope, select
 from rmuscle_kernels.runtime import LAUNCH
-from rmuscle_kernels.tiles import Tiles, capability_tiles
+from rmuscle_kernels.tiles import Tile, Tiles, capability_tiles
 
 # opt-in shared memory of one block, bytes: CUDA programming guide, "technical specifications per compute capability"
 SHARED_LIMIT = {87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 110: 227 << 10, 120: 99 << 10}
@@ -75,6 +75,7 @@ def specs(tiles: Tiles, *, prefix_width: int = 2048, expert_width: int = 1024) -
                 'width': step, 'residual_stride': step, 'rows_stride': step, 'slot_stride': step,
                 'reference_stride': step, 'out_stride': step}, {'WIDTH': 2048, 'ADD': True, 'UPCAST': False})
     yield from _neuron_specs(tiles, expert_width)
+    yield from _attention_specs(tiles.attention)
     yield Spec('norm', norms.norm_kernel,
                {**dict.fromkeys(('x', 'delta', 'gate', 'scale', 'shift', 'total', 'y'), bf16), 'width': step,
                 'eps': 'fp32', 'x_stride': step, 'delta_stride': step, 'total_stride': step, 'y_stride': step},
@@ -99,6 +100,19 @@ def _neuron_specs(tiles: Tiles, width: int) -> Iterator[Spec]:
                 'slot_stride': step, 'residual_slot_stride': step, 'residual_stride': step, 'out_stride': step},
                {'WIDTH': width, 'ROWS': down.rows, 'COLS': down.cols, 'DEPTH': down.depth, 'CHOSEN': True,
                 'RESIDUAL': True, **GPU_NUMERICS}, down.launch, matmul=True)
+
+
+def _attention_specs(tile: Tile) -> Iterator[Spec]:
+    bf16, f32, step = '*bf16', '*fp32', 'i32:16'
+    for splits in (1, 12):
+        whole = {'partial': None, 'stats': None} if splits == 1 else {}
+        yield Spec('attend' if splits == 1 else 'attend_split', attention.attend_kernel,
+                   {**dict.fromkeys(('q', 'k', 'v', 'out'), bf16), 'kv_len': '*i32', 'partial': f32, 'stats': f32,
+                    'rows': step, 'scale': 'fp32', 'k_stride': step, 'v_stride': step},
+                   {'HEAD': 256, 'ROWS': tile.rows, 'KEYS': tile.depth, 'SPLITS': splits, **whole, **GPU_NUMERICS},
+                   tile.launch, matmul=True)
+    yield Spec('join', attention.join_kernel, {'partial': f32, 'stats': f32, 'out': bf16, 'rows': step},
+               {'HEAD': 256, 'SPLITS': 12, 'PADDED': 16, 'UPCAST': False})
 
 
 def compile_spec(spec: Spec, capability: int) -> dict[str, Any]:

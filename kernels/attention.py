@@ -11,47 +11,27 @@ in a fixed order.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from rmuscle_kernels.numerics import cast, dot
 from rmuscle_kernels.runtime import LAUNCH, expect, jit, numerics, tl, triton, use_triton
+from rmuscle_kernels.tiles import Tile, tiles_for
 
 LOG2E = math.log2(math.e)
-
-
-@dataclass(frozen=True)
-class AttentionTile:
-    """One program takes ``rows`` query rows and reads ``cols`` keys at a time."""
-
-    rows: int
-    cols: int
-    warps: int = 4
-    stages: int = 2
-
-    @property
-    def launch(self) -> dict[str, int]:
-        return {'num_warps': self.warps, 'num_stages': self.stages}
-
-
-# Compute capability times ten -> tile; a GPU that is not listed takes the nearest one below. Each is the widest that
-# neither spills nor exceeds the shared memory of a block at head_dim 256.
-TABLE = {87: AttentionTile(64, 32), 90: AttentionTile(64, 64), 100: AttentionTile(64, 32), 120: AttentionTile(64, 16)}
-INTERPRETER = AttentionTile(32, 16)
 PROGRAMS = 128  # what fills the GPUs in the table; splitting stops there
 MAX_SPLITS = 16
 
 
 @jit
 def attend_kernel(q, k, v, kv_len, out, partial, stats, rows, scale, k_stride, v_stride, HEAD: tl.constexpr,
-                  ROWS: tl.constexpr, COLS: tl.constexpr, SPLITS: tl.constexpr, UPCAST: tl.constexpr,
+                  ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, UPCAST: tl.constexpr,
                   IEEE: tl.constexpr):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
     width = tl.arange(0, HEAD)
     valid = tl.load(kv_len)
-    share = tl.cdiv(tl.cdiv(valid, COLS), SPLITS) * COLS
+    share = tl.cdiv(tl.cdiv(valid, KEYS), SPLITS) * KEYS
     first = split * share
     stop = tl.minimum(first + share, valid)
     # tails read the last row again: no masks in the loop, and nothing beyond the valid rows is ever touched
@@ -59,12 +39,12 @@ def attend_kernel(q, k, v, kv_len, out, partial, stats, rows, scale, k_stride, v
     best = tl.full((ROWS,), float('-inf'), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, HEAD), tl.float32)
-    for start in range(first, stop, COLS):
-        col = start + tl.arange(0, COLS)
-        source = tl.minimum(col, stop - 1)
+    for start in range(first, stop, KEYS):
+        key = start + tl.arange(0, KEYS)
+        source = tl.minimum(key, stop - 1)
         keys = tl.load(k + source[None, :] * k_stride + width[:, None])
-        score = dot(a, keys, tl.zeros((ROWS, COLS), tl.float32), UPCAST, IEEE) * scale
-        score = tl.where((col < stop)[None, :], score, float('-inf'))
+        score = dot(a, keys, tl.zeros((ROWS, KEYS), tl.float32), UPCAST, IEEE) * scale
+        score = tl.where((key < stop)[None, :], score, float('-inf'))
         peak = tl.maximum(best, tl.max(score, axis=1))
         weight = tl.exp2(score - peak[:, None])
         shrink = tl.exp2(best - peak)
@@ -100,7 +80,7 @@ def join_kernel(partial, stats, out, rows, HEAD: tl.constexpr, SPLITS: tl.conste
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tensor, *, splits: int | None = None,
-           out: torch.Tensor | None = None, tile: AttentionTile | None = None,
+           out: torch.Tensor | None = None, tile: Tile | None = None,
            impl: str | None = None) -> torch.Tensor:
     """Attention output [R, heads * head_dim] of q [R, heads, head_dim] as `rope` returns it.
 
@@ -122,17 +102,17 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tens
         return out.copy_(attend_reference(q, k, v, kv_len))
     if size < 16 or size & (size - 1):
         raise ValueError(f"head_dim must be a power of two of at least 16, not {size}; pass impl='reference'")
-    tile = tile or tile_for(q.device)
+    tile = tile or tiles_for(q.device).attention
     queries = rows * heads
     tiles = triton.cdiv(queries, tile.rows)
     if splits is None:
-        splits = max(1, min(PROGRAMS // tiles, triton.cdiv(k.shape[0], tile.cols), MAX_SPLITS))
+        splits = max(1, min(PROGRAMS // tiles, triton.cdiv(k.shape[0], tile.depth), MAX_SPLITS))
     partial = stats = None
     if splits > 1:
         partial = torch.empty(splits, queries, size, dtype=torch.float32, device=q.device)
         stats = torch.empty(2, splits, queries, dtype=torch.float32, device=q.device)
     attend_kernel[(tiles, splits)](q, k, v, kv_len, out, partial, stats, queries, LOG2E * size**-0.5, k.stride(0),
-                                   v.stride(0), HEAD=size, ROWS=tile.rows, COLS=tile.cols, SPLITS=splits,
+                                   v.stride(0), HEAD=size, ROWS=tile.rows, KEYS=tile.depth, SPLITS=splits,
                                    **numerics(q.dtype), **tile.launch, **LAUNCH)
     if splits > 1:
         join_kernel[(queries,)](partial, stats, out, queries, HEAD=size, SPLITS=splits,
@@ -147,11 +127,3 @@ def attend_reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: 
     score = q.flatten(0, 1).float() @ k.float().t() * q.shape[2]**-0.5
     weight = score.masked_fill(hidden, float('-inf')).softmax(-1)
     return (weight @ v.float().masked_fill(hidden[:, None], 0.0)).to(q.dtype).view(q.shape[0], -1)
-
-
-def tile_for(device: torch.device) -> AttentionTile:
-    """Return the tile of this device; CPU tensors get the interpreter's."""
-    if device.type != 'cuda':
-        return INTERPRETER
-    major, minor = torch.cuda.get_device_capability(device)
-    return TABLE[max((key for key in TABLE if key <= 10 * major + minor), default=min(TABLE))]

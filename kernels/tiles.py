@@ -7,7 +7,7 @@ for its architecture in test/kernels/test_aot.py (no spills, tensor cores used).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -37,15 +37,19 @@ class Tiles:
     geglu: Tile | None  # two accumulators, gate and up; None where cuBLAS and an elementwise kernel are faster
     neuron_gate_up: Tile
     neuron_down: Tile
+    attention: Tile  # queries, head_dim (the kernel takes it from its operands), keys read at a time
 
 
 NEURON_GATE_UP = Tile(64, 16, 128, warps=4, stages=3)
 NEURON_DOWN = Tile(64, 64, 64, warps=4, stages=4, splits=8)
 # 99 KB of shared memory and 255 registers: a deeper tile spills
-SMALL = Tiles(Tile(128, 128, 32, warps=8, stages=3), NEURON_GATE_UP, NEURON_DOWN)
-LARGE = Tiles(Tile(128, 128, 64, warps=8, stages=3), NEURON_GATE_UP, NEURON_DOWN)
-TABLE = {87: SMALL, 89: SMALL, 90: LARGE, 100: LARGE, 110: LARGE, 120: SMALL}
-INTERPRETER = Tiles(Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32, splits=3))
+SMALL = Tiles(Tile(128, 128, 32, warps=8, stages=3), NEURON_GATE_UP, NEURON_DOWN, Tile(64, 256, 32, stages=2))
+LARGE = Tiles(Tile(128, 128, 64, warps=8, stages=3), NEURON_GATE_UP, NEURON_DOWN, Tile(64, 256, 64, stages=2))
+# the widest attention tiles that do not spill
+TENSOR_MEMORY = replace(LARGE, attention=Tile(64, 256, 32, stages=2))
+TABLE = {87: SMALL, 89: SMALL, 90: LARGE, 100: TENSOR_MEMORY, 110: TENSOR_MEMORY,
+         120: replace(SMALL, attention=Tile(64, 256, 16, stages=2))}
+INTERPRETER = Tiles(Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32, splits=3), Tile(32, 256, 16))
 
 
 def tiles_for(device: torch.device) -> Tiles:

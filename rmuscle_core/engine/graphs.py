@@ -14,7 +14,7 @@ import torch
 
 from rmuscle_core.arena import ReferenceArena
 from rmuscle_core.engine.eager import Embedded
-from rmuscle_core.engine.lane import CudaLane, HostLane
+from rmuscle_core.engine.lane import Lane, make_lanes
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import CallPlan, arena_shape, plan_call
 from rmuscle_core.engine.slot_ffn import SlotContextFFN, SlotNeuronFFN, SlotRecordFFN, SlotResidualFFN
@@ -73,13 +73,15 @@ class GraphEngine:
 
     Programs are captured on first use, or beforehand by ``prepare``. An Embedded is a view of static memory: it is
     valid until the next ``embed``, and only the latest can be acted on.
+    lanes: where calls and expansions run; None: a CUDA stream each, or the host on a CPU.
     """
 
-    def __init__(self, model: VLA, settings: Settings, views: int) -> None:
-        self.model, self.settings = PackedVLA(model), settings
-        config, device = model.config, self.model.device
-        cuda = device.type == 'cuda'
-        self.calls, self.spare = (CudaLane(device, -1), CudaLane(device, 0)) if cuda else (HostLane(), HostLane())
+    def __init__(self, model: VLA | PackedVLA, settings: Settings, views: int,
+                 lanes: tuple[Lane, Lane] | None = None) -> None:
+        self.model, self.settings = model if isinstance(model, PackedVLA) else PackedVLA(model), settings
+        config, self.device = model.config, self.model.device
+        device, cuda = self.device, self.device.type == 'cuda'
+        self.calls, self.spare = lanes or make_lanes(device)
         tokens, side = views * config.vision.tokens, config.vision.image_size
         self.arena = ReferenceArena(arena_shape(settings, config, tokens), settings.slots, self.model.dtype, device)
         generator = torch.Generator().manual_seed(settings.noise_seed)

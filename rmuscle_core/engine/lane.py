@@ -144,3 +144,11 @@ class CudaLane:
     @staticmethod
     def milliseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         return start.elapsed_time(end)
+
+
+Lane = HostLane | CudaLane
+
+
+def make_lanes(device: torch.device) -> tuple[Lane, Lane]:
+    """A lane for calls and one, less urgent, for expansions."""
+    return (CudaLane(device, -1), CudaLane(device, 0)) if device.type == 'cuda' else (HostLane(), HostLane())

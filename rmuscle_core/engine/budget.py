@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an engine will allocate on its device, item by item, before anything is allocated."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from rmuscle_core.engine.plan import arena_shape
+from rmuscle_core.errors import SettingsError
+from rmuscle_core.model import VLA, ModelConfig
+from rmuscle_core.settings import Settings
+
+MARGIN = 0.05  # of the total, for libraries' workspaces and fragmentation
+
+
+def memory_budget(config: ModelConfig, settings: Settings, views: int) -> dict[str, int]:
+    """Bytes by item, 'total' among them; weights are exact, activations the largest that live at once."""
+    element = torch.finfo(config.compute_dtype).bits // 8
+    with torch.device('meta'):
+        model = VLA(config)
+    parameters = [p.numel() * p.element_size() for p in model.parameters()]
+    tokens = views * config.vision.tokens
+    rows, lanes, suffix = tokens + config.prompt_length, 2, config.suffix_rows
+    slot = arena_shape(settings, config, tokens).bytes_per_slot(element)
+    prefix, vision = config.prefix, config.vision
+    cache = 2 * prefix.layers * (rows + suffix) * prefix.head_dim * element
+    activations = rows * (3 * prefix.mlp + 6 * prefix.width) * element
+    items = {'weights': sum(parameters),
+             'modulations': config.steps * (2 * config.expert.layers + 1) * 3 * config.expert.width * 4,
+             **{f'references: {part}': settings.slots * size for part, size in slot.items()},
+             'keys and values': lanes * cache,
+             'activations': lanes * activations + tokens * (vision.mlp + 8 * vision.width) * 4}
+    items['margin'] = int(MARGIN * sum(items.values()))
+    return {**items, 'total': sum(items.values())}
+
+
+def available_bytes(device: torch.device) -> int:
+    """Free memory of a device; of the host for a CPU."""
+    if device.type == 'cuda':
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+
+
+def require_memory(budget: dict[str, int], slots: int, device: torch.device) -> None:
+    """Raise SettingsError, with what to lower, when the budget exceeds what the device has free."""
+    free = available_bytes(device)
+    if budget['total'] > free:
+        references = sum(size for item, size in budget.items() if item.startswith('references'))
+        raise SettingsError(f'the model and {slots} reference slots need {budget["total"] / 1e9:.2f} GB, {device} has '
+                            f'{free / 1e9:.2f} GB free; lower slots ({references / slots / 1e6:.0f} MB each), or '
+                            'set sketch_width or residual = none')

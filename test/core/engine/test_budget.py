@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory budget against what is really allocated, and the figures it gives for pi0.5."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from engine_parts import small_config, small_model
+
+from rmuscle_core.engine import budget
+from rmuscle_core.engine.graphs import GraphEngine
+from rmuscle_core.errors import SettingsError
+from rmuscle_core.model import ModelConfig, TransformerConfig, VisionConfig
+from rmuscle_core.settings import Settings
+
+PI05 = ModelConfig('pi05', VisionConfig(), TransformerConfig(2048, 18, 16384), TransformerConfig(1024, 18, 4096),
+                   vocab=257152, cameras=('a', 'b', 'c'), state_dim=14, action_dim=14, dtype='bfloat16',
+                   numerics='fast')
+
+
+def size(*tensors: torch.Tensor) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+@pytest.mark.parametrize('settings', [Settings(slots=3), Settings(slots=2, sketch_width=8, residual='none')])
+def test_items_equal_what_the_engine_allocates(settings):
+    model = small_model()
+    items = budget.memory_budget(small_config(), settings, views=2)
+    engine = GraphEngine(model, settings, views=2)
+    assert items['weights'] == size(*model.parameters())
+    assert sum(v for k, v in items.items() if k.startswith('references')) == engine.arena.nbytes
+    caches = [prompted.cache for prompted in (engine._call, engine._expansion)]
+    assert items['keys and values'] == size(*(t for cache in caches for t in (cache.k, cache.v)))
+    assert items['modulations'] == size(engine.model.modulations)
+    assert items['total'] == sum(v for k, v in items.items() if k != 'total')
+
+
+def test_real_size_figures():
+    items = budget.memory_budget(PI05, Settings(slots=1), views=3)
+    # 3.35e9 live parameters; 17 layers x 768 tokens x 2048 x 2 bytes, inputs and outputs each
+    assert 6.5e9 < items['weights'] < 7.2e9
+    assert items['references: inputs'] == items['references: outputs'] == 17 * 768 * 2048 * 2
+    assert items['references: residual'] == 10 * 18 * 50 * 1024 * 2
+    sketched = budget.memory_budget(PI05, Settings(slots=1, sketch_width=64), views=3)
+    assert sketched['references: inputs'] + sketched['references: outputs'] < 60e6
+
+
+def test_too_much_is_refused_before_anything_is_allocated(monkeypatch):
+    monkeypatch.setattr(budget, 'available_bytes', lambda device: int(8e9))
+    settings = Settings(slots=100)
+    items = budget.memory_budget(PI05, settings, views=3)
+    with pytest.raises(SettingsError, match=r'100 reference slots need \d+\.\d+ GB.*8\.00 GB free; lower slots'):
+        budget.require_memory(items, settings.slots, torch.device('cuda'))
+    small = replace(PI05, vocab=1000)
+    budget.require_memory(budget.memory_budget(small, Settings(slots=1), 1), 1, torch.device('cuda'))
