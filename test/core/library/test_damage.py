@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damaged, foreign or hostile episode files cost one episode, never the library and never a wrong answer."""
 
+import hashlib
+import json
 import os
 
 import h5py
@@ -99,6 +101,19 @@ def test_damage_in_a_large_dataset_is_found_when_it_is_loaded(library, shelf):
     with pytest.raises(EpisodeError, match=r'checksum of /calls/00002/prefix'):
         opened.load(bad)
     assert {i.episode for i in opened.index().ids} == {'two'} and len(opened.problems) == 1
+
+
+def test_a_consistent_claim_of_a_huge_dataset_allocates_nothing(library, shelf):
+    path, shape = library.path / 'stack' / 'one.h5', [1 << 14, 1 << 14]
+    with h5py.File(path, 'r+') as file:
+        header = json.loads(file['header'][()])
+        header['calls'][1]['datasets']['key']['shape'] = shape
+        text = json.dumps(header).encode()
+        del file['header'], file['calls/00001/key']
+        file['header'], file.attrs['header_blake2b'] = np.bytes_(text), hashlib.blake2b(text, digest_size=16).hexdigest()
+        file['calls/00001'].create_dataset('key', shape=shape, dtype='<f4')
+    opened = EpisodeLibrary.open(library.path, shelf.fingerprint)
+    assert f'claims {4 << 28} bytes' in opened.problems[0] and len(opened.episodes) == 1
 
 
 @pytest.mark.parametrize('seed', range(30))
