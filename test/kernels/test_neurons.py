@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from rmuscle_kernels.neurons import neuron_ffn, neuron_ffn_reference, neuron_workspace, pack_neurons
-from rmuscle_kernels.tiles import Tile, Tiles
+from rmuscle_kernels.tiles import INTERPRETER
 
-TILES = Tiles(Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32, splits=3))
+TILES = INTERPRETER
 WIDTH, NEURONS = 64, 160
 
 
