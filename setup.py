@@ -25,6 +25,7 @@ setup(
         'PyYAML>=6.0',
         'rich>=13',
         'safetensors>=0.4.3',
+        'sentencepiece>=0.2',
         'tokenizers>=0.20',
         'torch>=2.11',
         'transformers>=4.57',
