@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +12,9 @@ import numpy as np
 import torch
 
 from rmuscle_core.bench.timing import Comparison, Work, interleave, synchronizer
+from rmuscle_core.engine.build import build_engine
 from rmuscle_core.engine.eager import EagerEngine
+from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.plan import CallPlan, plan_call
 from rmuscle_core.library import Reference, ReferenceId
 from rmuscle_core.memory import Query, make_reference
@@ -21,6 +24,7 @@ from rmuscle_core.retrieval import make_key
 from rmuscle_core.settings import PROFILES, Settings
 
 BASELINE = 'dense'
+Engine = EagerEngine | GraphEngine
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Variant:
     """One way to make a policy call. slot: that of the reference expanded for this plan; None runs dense."""
 
     name: str
-    engine: EagerEngine
+    engine: Engine
     plan: CallPlan
     slot: int | None
 
@@ -54,7 +58,7 @@ def perturbed(inputs: ModelInputs, seed: int = 1) -> ModelInputs:
     return replace(inputs, images=images.clamp(-1, 1))
 
 
-def record(engine: EagerEngine, inputs: ModelInputs, identity: ReferenceId) -> Reference:
+def record(engine: Engine, inputs: ModelInputs, identity: ReferenceId) -> Reference:
     """The library entry that a dense call on these inputs leaves, neurons ranked."""
     embedded = engine.embed(inputs)
     actions, _ = engine.act(embedded, CallPlan(), None)
@@ -64,22 +68,45 @@ def record(engine: EagerEngine, inputs: ModelInputs, identity: ReferenceId) -> R
     return replace(reference, neurons=engine.rank_neurons(reference, lambda: None).numpy().astype(np.uint16))
 
 
-def make_variants(engine: EagerEngine, reference: Reference, text: int) -> list[Variant]:
-    """Dense, each cache alone at the default profile, and both at every profile.
+def expand(engine: Engine, reference: Reference, slot: int, plan: CallPlan,
+           checkpoint: Callable[[], None] = lambda: None) -> None:
+    """Rebuild the reference's states in a slot, with the residual that the plan needs."""
+    engine.expand(reference, slot, torch.from_numpy(reference.neurons.astype(np.int32)), plan, checkpoint)
 
-    The reference is expanded once per profile, because its residual belongs to one number of neurons.
+
+def make_variants(model: VLA, settings: Settings, inputs: ModelInputs, compiled: bool = False) -> list[Variant]:
+    """Dense, each cache alone at the default profile, and both at every profile; all on the engine a policy would use.
+
+    The reference is a slightly different observation, expanded once per profile because its residual belongs to one
+    number of neurons. Where that engine is not the eager one, its dense call is a variant too; compiled adds the
+    eager one through torch.compile.
     """
-    config, tokens = engine.model.config, reference.prefix.shape[0]
+    config, views, text = model.config, len(model.config.cameras), inputs.token_ids.shape[0]
+    engine = build_engine(model, replace(settings, slots=len(PROFILES)), views)
+    reference = record(engine, perturbed(inputs), ReferenceId('bench', 'reference', 0))
+    tokens = reference.prefix.shape[0]
     variants = [Variant(BASELINE, engine, CallPlan(), None)]
+    plain = replace(settings, slots=1)
+    if not isinstance(engine, EagerEngine):
+        variants.append(Variant('dense_eager', EagerEngine(model, plain, views), CallPlan(), None))
+    if compiled:
+        variants.append(Variant('dense_compiled', EagerEngine(_compiled(model), plain, views), CallPlan(), None))
     slots = {profile: slot for slot, profile in enumerate(PROFILES)}
-    neurons = torch.from_numpy(reference.neurons.astype(np.int32))
     for profile, slot in slots.items():
         plan = plan_call(Settings().with_values(profile=profile), config, tokens, text)
-        engine.expand(reference, slot, neurons, plan, lambda: None)
+        expand(engine, reference, slot, plan)
     for mode, profile in (('context', 'default'), ('action', 'default'), *(('full', p) for p in PROFILES)):
         plan = plan_call(Settings().with_values(profile=profile, mode=mode), config, tokens, text)
         variants.append(Variant(f'{mode}.{profile}', engine, plan, slots[profile]))
     return variants
+
+
+def _compiled(model: VLA) -> VLA:
+    """The same weights with their methods compiled on first use."""
+    twin = copy.copy(model)
+    for method in ('embed_images', 'prefill', 'denoise'):
+        object.__setattr__(twin, method, torch.compile(getattr(model, method)))
+    return twin
 
 
 def call(variant: Variant, inputs: ModelInputs) -> dict[str, float]:
@@ -107,11 +134,31 @@ def compare_calls(variants: list[Variant], inputs: ModelInputs, rounds: int,
                       synchronize=synchronizer(device), progress=progress)
 
 
-def bench_settings(sketch: int | None = None) -> Settings:
-    """Default settings with one slot per profile."""
-    settings = Settings(slots=len(PROFILES))
-    return settings if sketch is None else settings.with_values(sketch_width=sketch)
+class _Stopwatch:
+    """A dense FFN that adds up the seconds spent in it; for a CPU, where a call returns when it is done."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, x: torch.Tensor, mlp, layer: int, step: int = 0) -> torch.Tensor:
+        start = time.perf_counter()
+        y = mlp(x)
+        self.seconds += time.perf_counter() - start
+        return y
 
 
-def eager_engine(model: VLA, settings: Settings) -> EagerEngine:
-    return EagerEngine(model, settings, len(model.config.cameras))
+@torch.inference_mode()
+def time_shares(engine: EagerEngine, inputs: ModelInputs) -> dict[str, float]:
+    """Share of one dense call's time by stage, FFNs apart from the rest, measured on a CPU."""
+    prefill_ffn, denoise_ffn, marks = _Stopwatch(), _Stopwatch(), [time.perf_counter()]
+    embedded = engine.embed(inputs)
+    marks.append(time.perf_counter())
+    cache = engine.model.prefill(embedded.prefix, prefill_ffn)
+    marks.append(time.perf_counter())
+    state = inputs.state[None] if engine.model.config.kind == 'pi0' else None
+    engine.model.denoise(cache, engine.noise, denoise_ffn, state)
+    marks.append(time.perf_counter())
+    vision, prefill, denoise = np.diff(marks)
+    parts = {'vision': vision, 'prefill attention': prefill - prefill_ffn.seconds, 'prefill ffn': prefill_ffn.seconds,
+             'denoise attention': denoise - denoise_ffn.seconds, 'denoise ffn': denoise_ffn.seconds}
+    return {name: round(float(seconds / (marks[-1] - marks[0])), 3) for name, seconds in parts.items()}

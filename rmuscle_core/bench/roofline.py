@@ -37,7 +37,7 @@ class Peaks:
 KNOWN = {
     'RTX 4090': Peaks(165e12, 1.01e12, 'data sheet'),
     'Jetson AGX Thor': Peaks(85e12, 0.26e12, 'fitted to published latencies'),
-    'H200': Peaks(790e12, 4.3e12, 'measured elsewhere'),
+    'H200': Peaks(790e12, 4.3e12, 'what large products and copies reach'),
 }
 
 
@@ -73,7 +73,8 @@ def _vision(config: ModelConfig, views: int, element: int) -> Operators:
     patches = _linear(rows, 3 * v.patch**2 * v.width, element, rows * v.width)
     layer = [_linear(rows, 3 * v.width**2, element, 2 * rows * v.width), (4 * rows * v.tokens * v.width, 0),
              _linear(rows, v.width**2, element), _linear(rows, 2 * v.width * v.mlp, element, 2 * rows * v.width)]
-    return [patches, *layer * v.layers, _linear(rows, v.width * config.prefix.width, element, rows * config.prefix.width)]
+    projector = _linear(rows, v.width * config.prefix.width, element, rows * config.prefix.width)
+    return [patches, *layer * v.layers, projector]
 
 
 def _prefill_attention(config: ModelConfig, rows: int, element: int) -> Operators:

@@ -26,7 +26,7 @@ SIZES = {
                          action_dim=14, chunk_size=16, execute_steps=12, prompt_length=96),
     'tiny': ModelConfig('pi05', VisionConfig(16, 8, 16, 1, 16, 2), TransformerConfig(16, 3, 32, 2, 1, 8),
                         TransformerConfig(16, 3, 32, 2, 1, 8), vocab=40, cameras=CAMERAS[:2], state_dim=4,
-                        action_dim=4, chunk_size=6, steps=4),
+                        action_dim=4, chunk_size=6, execute_steps=6, steps=4),
 }
 TEXT = {'pi05': 50, 'medium': 12, 'small': 64, 'tiny': 5}  # prompt tokens, about what the model's tokenizer makes
 
