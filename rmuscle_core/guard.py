@@ -68,8 +68,8 @@ def check_finite(actions: np.ndarray, joint_names: tuple[str, ...]) -> None:
     bad = np.argwhere(~np.isfinite(actions))
     if len(bad):
         step, joint = bad[0]
-        raise ChunkRefused('nonfinite', f'action {actions[step, joint]} at step {step} of joint {joint_names[joint]} is not '
-                           'finite; the whole chunk is dropped (check the checkpoint if this persists)')
+        raise ChunkRefused('nonfinite', f'action {actions[step, joint]} at step {step} of joint {joint_names[joint]} '
+                           'is not finite; the whole chunk is dropped (check the checkpoint if this persists)')
 
 
 def plan_trajectory(actions: np.ndarray, joint_names: tuple[str, ...], *, stamp_ns: int, now_ns: int, rate_hz: float,
@@ -89,18 +89,20 @@ def plan_trajectory(actions: np.ndarray, joint_names: tuple[str, ...], *, stamp_
     first = int(np.searchsorted(times, now_ns - stamp_ns, side='right'))
     if first == len(actions):
         raise ChunkRefused('expired', f'all {len(actions)} steps of the chunk were past when it was ready, '
-                           f'{(now_ns - stamp_ns) / 1e9:.2f} s after its observation; use a faster profile or a longer chunk')
+                           f'{(now_ns - stamp_ns) / 1e9:.2f} s after its observation; use a faster profile')
     times = times[first:first + execute_steps]
     positions = actions[first:first + execute_steps].astype(np.float64)
     command = measured if previous is None else previous.at(stamp_ns + int(times[0]))
     positions = _join(positions, command, joint_names, limits, steps=max(1, round(blend_s * rate_hz)))
     clamped = np.clip(positions, limits.lower, limits.upper)
-    trajectory = Trajectory(tuple(joint_names), stamp_ns, times, clamped, _velocities(clamped, times) if velocities else None)
+    trajectory = Trajectory(tuple(joint_names), stamp_ns, times, clamped,
+                            _velocities(clamped, times) if velocities else None)
     check_trajectory(trajectory, joint_names, now_ns)
     return trajectory, int(np.count_nonzero(clamped != positions))
 
 
-def _join(positions: np.ndarray, command: np.ndarray, joint_names: tuple[str, ...], limits: Limits, steps: int) -> np.ndarray:
+def _join(positions: np.ndarray, command: np.ndarray, joint_names: tuple[str, ...], limits: Limits,
+          steps: int) -> np.ndarray:
     offset = command - positions[0]
     over = np.flatnonzero(np.abs(offset) > limits.jump)
     if len(over):
@@ -122,7 +124,8 @@ def _velocities(positions: np.ndarray, times_ns: np.ndarray) -> np.ndarray:
 
 def hold(joint_names: tuple[str, ...], position: np.ndarray, rate_hz: float) -> Trajectory:
     """One point at ``position`` [A]: how a trajectory controller is told to stop. Stamp 0 means "from now on"."""
-    return Trajectory(tuple(joint_names), 0, step_times(1, rate_hz), position[None].astype(np.float64), np.zeros((1, len(position))))
+    return Trajectory(tuple(joint_names), 0, step_times(1, rate_hz), position[None].astype(np.float64),
+                      np.zeros((1, len(position))))
 
 
 def check_trajectory(trajectory: Trajectory, joint_names: tuple[str, ...], now_ns: int) -> None:

@@ -97,9 +97,11 @@ class CellNode(Node):
             self.declare_parameter(name, value, described)
 
         declare('seed', 0, 'cube pose and light of the next ~/run_episode', 0, 2**31 - 1)
-        self.declare_parameter('seeds', Parameter.Type.INTEGER_ARRAY, ParameterDescriptor(description='episodes run at start'))
+        self.declare_parameter('seeds', Parameter.Type.INTEGER_ARRAY,
+                               ParameterDescriptor(description='seeds of the episodes run at start'))
         declare('max_steps', 150, 'control steps after which an episode has failed', 1, 100_000)
-        declare('real_time_factor', 1.0, 'simulated per real second while the arms move; 0 is as fast as possible', 0.0, 1000.0)
+        declare('real_time_factor', 1.0, 'simulated per real second while the arms move; 0 is as fast as possible', 0.0,
+                1000.0)
         declare('pixels', 64, 'side of the camera images', 8, 1024)
         declare('stream_images', False, 'publish images in every control step, not only when the policy is due')
         declare('policy_node', 'policy_node', 'name of the policy node')
@@ -109,16 +111,18 @@ class CellNode(Node):
         try:
             from rmuscle_core.workcell.cell import CAMERAS, CONTROL_RATE, JOINTS
         except ImportError as error:
-            raise RMuscleError(f'the simulated cell cannot be imported ({error}); pip install "rmuscle[workcell]"') from error
+            raise RMuscleError(f'the simulated cell cannot be imported ({error}); pip install "rmuscle[workcell]"'
+                               ) from error
         self._joints, self._period_ns = JOINTS, round(1e9 / CONTROL_RATE)
         self._player = TrajectoryPlayer(JOINTS, self._period_ns)
-        self._images = {c: self.create_publisher(Image, f'{c}/image_raw', QoSProfile(depth=1, **RELIABLE)) for c in CAMERAS}
-        self.create_subscription(JointTrajectory, 'joint_trajectory', self._on_trajectory, QoSProfile(depth=1, **RELIABLE))
+        qos = QoSProfile(depth=1, **RELIABLE)
+        self._images = {camera: self.create_publisher(Image, f'{camera}/image_raw', qos) for camera in CAMERAS}
+        self.create_subscription(JointTrajectory, 'joint_trajectory', self._on_trajectory, qos)
 
     def _value(self, name: str) -> Any:
         return self.get_parameter_or(name).value
 
-    # Executor thread ---------------------------------------------------------------------------------------------------
+    # Executor thread ---
 
     def _on_trajectory(self, message: JointTrajectory) -> None:
         try:
@@ -136,7 +140,7 @@ class CellNode(Node):
             response.success, response.message = False, str(error)
         return response
 
-    # Simulation thread -------------------------------------------------------------------------------------------------
+    # Simulation thread ---
 
     def _simulate(self) -> None:
         try:

@@ -29,8 +29,8 @@ def check_contract(config: Any, options: NodeSettings) -> Contract:
     joints = JointMap.build(named(options.joint_names), options.joint_scale, options.joint_offset, options.joint_lower,
                             options.joint_upper, options.max_jump)
     if config.state_dim != config.action_dim:
-        raise CheckpointError(f'{options.checkpoint}: the state has {config.state_dim} dimensions and the action {config.action_dim}; '
-                              'a joint trajectory needs an action for every joint of the state')
+        raise CheckpointError(f'{options.checkpoint}: the state has {config.state_dim} dimensions and the action '
+                              f'{config.action_dim}; a joint trajectory needs an action for every joint of the state')
     if len(joints.names) != config.action_dim:
         raise SettingsError(f'joint_names has {len(joints.names)} joints ({", ".join(joints.names)}), the checkpoint '
                             f'{options.checkpoint} has {config.action_dim}; list its joints in its order')
@@ -41,7 +41,8 @@ def check_contract(config: Any, options: NodeSettings) -> Contract:
                             f'image_topics.<camera>, or to masked_cameras if the robot has none (its cameras: '
                             f'{", ".join(config.cameras)})')
     if options.execute_steps > config.chunk_size:
-        raise SettingsError(f'execute_steps is {options.execute_steps}, but a chunk of this checkpoint has {config.chunk_size} steps')
+        raise SettingsError(f'execute_steps is {options.execute_steps}, but a chunk of this checkpoint has '
+                            f'{config.chunk_size} steps')
     return Contract(joints, tuple(c for c in config.cameras if c in fed and c not in masked),
                     tuple(c for c in fed if c not in config.cameras), options.execute_steps or config.execute_steps)
 
@@ -50,5 +51,5 @@ def required(options: NodeSettings) -> None:
     """Raise SettingsError listing every required parameter that is not set."""
     unset = [name for name in ('checkpoint', 'joint_names', 'cameras') if not any(getattr(options, name))]
     if unset:
-        raise SettingsError(f'{", ".join(unset)} not set; a parameter file keyed for another node name is ignored silently, '
-                            'a file that starts with "/**:" fits every name')
+        raise SettingsError(f'{", ".join(unset)} not set; a parameter file keyed for another node name is ignored '
+                            'silently, a file that starts with "/**:" fits every name')

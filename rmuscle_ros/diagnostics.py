@@ -51,12 +51,12 @@ class InputDiagnostics:
         age_s = self._buffer.age_s(camera, now_ns)
         level, message = self._freshness(stream.topic, age_s, max_age_s)
         if level == OK and rate_hz < 0.8 * expected_hz:
-            level, message = WARN, (f'{rate_hz:.1f} Hz, expected {expected_hz:.1f}; large images need config/fastdds_shm.xml in the '
-                                    'camera driver, or compressed transport')
+            level, message = WARN, (f'{rate_hz:.1f} Hz, expected {expected_hz:.1f}; large images need '
+                                    'config/fastdds_shm.xml in the camera driver, or compressed transport')
         sample = stream.latest
         encoding = getattr(sample.message, 'encoding', getattr(sample.message, 'format', '')) if sample else ''
-        values = {'topic': stream.topic, 'age_s': age_s, 'rate_hz': rate_hz, 'encoding': encoding, 'frames': stream.frames,
-                  'frames_bad': stream.frames_bad}
+        values = {'topic': stream.topic, 'age_s': age_s, 'rate_hz': rate_hz, 'encoding': encoding,
+                  'frames': stream.frames, 'frames_bad': stream.frames_bad}
         return entry(f'camera {camera}', level, message, values, self._hardware)
 
     def _freshness(self, topic: str, age_s: float, max_age_s: float) -> tuple[bytes, str]:
@@ -69,8 +69,8 @@ class InputDiagnostics:
         return OK, 'fresh'
 
 
-def policy_entry(state: str, waiting_for: str, stalled_s: float, output: ChunkPublisher, counts: Mapping[str, int], last_error: str,
-                 hardware: str) -> DiagnosticStatus:
+def policy_entry(state: str, waiting_for: str, stalled_s: float, output: ChunkPublisher, counts: Mapping[str, int],
+                 last_error: str, hardware: str) -> DiagnosticStatus:
     """The policy: what it waits for, how long it takes, what it had to refuse."""
     level, message = OK, state
     if output.refused['expired']:
@@ -82,8 +82,9 @@ def policy_entry(state: str, waiting_for: str, stalled_s: float, output: ChunkPu
     if stalled_s:
         level, message = ERROR, f'stalled: a policy call has been running for {stalled_s:.1f} s'
     refused = {f'chunks_{kind}': output.refused[kind] for kind in ('nonfinite', 'expired', 'boundary', 'malformed')}
-    values = {'state': state, 'call_ms': output.total_ms, 'policy_latency_s': output.latency_s, 'chunks_published': output.published,
-              **refused, 'values_clamped': output.clamped, **counts, 'last_error': last_error}
+    values = {'state': state, 'call_ms': output.total_ms, 'policy_latency_s': output.latency_s,
+              'chunks_published': output.published, **refused,
+              'values_clamped': output.clamped, **counts, 'last_error': last_error}
     return entry('policy', level, message, values, hardware)
 
 

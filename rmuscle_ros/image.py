@@ -65,10 +65,12 @@ def _pixels(message: Any, topic: str) -> np.ndarray:
     depth = ENCODINGS[encoding][0]
     data = np.frombuffer(message.data, np.uint8)
     if not height or not width or step < width * depth or len(data) != step * height:
-        raise ObservationError(f'{topic}: {len(data)} bytes do not make a {width}x{height} {encoding} image with step {step} '
-                               f'(expected step >= {width * depth} and step * height bytes); check the camera driver')
+        raise ObservationError(f'{topic}: {len(data)} bytes do not make a {width}x{height} {encoding} image '
+                               f'with step {step} (expected step >= {width * depth}, step * height bytes); check the '
+                               'camera driver')
     if depth == 2 and width % 2:
-        raise ObservationError(f'{topic}: width {width} of a {encoding} image is odd, but its pixels share colour in pairs')
+        raise ObservationError(f'{topic}: width {width} of a {encoding} image is odd, but its pixels share colour '
+                               'in pairs')
     rows = data.reshape(height, step)[:, :width * depth]
     return rows.reshape(height, width, depth)
 
@@ -83,10 +85,11 @@ def _decode_compressed(message: Any, topic: str) -> np.ndarray:
     except cv2.error:
         stored = None
     if stored is None:
-        raise ObservationError(f'{topic}: {len(data)} bytes of format {message.format!r} are no readable JPEG or PNG image; the '
-                               'frame is dropped')
+        raise ObservationError(f'{topic}: {len(data)} bytes of format {message.format!r} are no readable JPEG or PNG '
+                               'image; the frame is dropped')
     if stored.dtype != np.uint8:
-        raise ObservationError(f'{topic}: format {message.format!r} holds {stored.dtype} pixels; the policy takes 8-bit images')
+        raise ObservationError(f'{topic}: format {message.format!r} holds {stored.dtype} pixels; the policy takes '
+                               '8-bit images')
     if stored.ndim == 2:
         return cv2.cvtColor(stored, cv2.COLOR_GRAY2RGB)
     order = message.format.rpartition('compressed')[2].strip()

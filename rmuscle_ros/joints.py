@@ -29,12 +29,12 @@ class JointMap:
               upper: Sequence[float], jump: Sequence[float]) -> JointMap:
         """Check and assemble; a list of one value holds for every joint. Raises SettingsError naming the parameter."""
         if not names:
-            raise SettingsError('joint_names is not set; list the joints in the checkpoint\'s order (a parameter file keyed '
-                                'for another node name is ignored silently, "/**:" fits every name)')
+            raise SettingsError("joint_names is not set; list the joints in the checkpoint's order")
         twice = sorted({name for name in names if list(names).count(name) > 1})
         if twice:
             raise SettingsError(f'joint_names lists {", ".join(twice)} more than once; every joint is needed once')
-        given = {'joint_scale': scale, 'joint_offset': offset, 'joint_lower': lower, 'joint_upper': upper, 'max_jump': jump}
+        given = {'joint_scale': scale, 'joint_offset': offset, 'joint_lower': lower, 'joint_upper': upper,
+                 'max_jump': jump}
         arrays = {name: _per_joint(name, values, len(names)) for name, values in given.items()}
         for name in ('joint_scale', 'joint_offset'):
             if not np.isfinite(arrays[name]).all() or (name == 'joint_scale' and not arrays[name].all()):
@@ -58,5 +58,6 @@ class JointMap:
 
 def _per_joint(name: str, values: Sequence[float], count: int) -> np.ndarray:
     if len(values) not in (1, count):
-        raise SettingsError(f'{name} has {len(values)} values, expected one for all joints or {count}, one for each of joint_names')
+        raise SettingsError(f'{name} has {len(values)} values, expected one for all joints or {count}, one for each '
+                            'of joint_names')
     return np.broadcast_to(np.asarray(values, dtype=np.float64), count).copy()

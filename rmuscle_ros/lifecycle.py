@@ -32,7 +32,8 @@ class RetryableLifecycleNode(LifecycleNode):
             return super()._LifecycleNodeMixin__change_state(transition_id)
         except rclpy_implementation.RCLError:
             label = self._state_machine.current_state[1]
-            self.get_logger().error(f'transition {transition_id} is not possible in state {label}; see `ros2 lifecycle list`')
+            self.get_logger().error(f'transition {transition_id} is not possible in state {label}; '
+                                    '`ros2 lifecycle list` shows those that are')
             return TransitionCallbackReturn.ERROR
 
     @property
@@ -57,7 +58,7 @@ class RetryableLifecycleNode(LifecycleNode):
             self.get_logger().error(''.join(traceback.format_exception(type(error), error, error.__traceback__)))
 
     def guarded(self, callback: Callable) -> Callable:
-        """Return the callback with exceptions logged instead of raised: one that escapes ends spin() and with it the node.
+        """Return the callback with exceptions logged instead of raised: one that escapes ends spin() and the node.
         """
         @functools.wraps(callback)
         def wrapped(*arguments):

@@ -28,8 +28,8 @@ from trajectory_msgs.msg import JointTrajectory
 from rmuscle.msg import ActionChunk as ActionChunkMessage
 from rmuscle.msg import CacheStatus
 from rmuscle_core.errors import ObservationError, RMuscleError
-from rmuscle_core.guard import ChunkRefused
 from rmuscle_core.observation import ActionChunk
+from rmuscle_ros.checkpoint import load_config, load_policy
 from rmuscle_ros.clock import NodeClock
 from rmuscle_ros.contract import Contract, check_contract, required
 from rmuscle_ros.diagnostics import ERROR, OK, InputDiagnostics, cache_entry, diagnostic_array, entry, policy_entry
@@ -42,22 +42,6 @@ from rmuscle_ros.worker import InferenceWorker
 
 WATCHDOG_S, DIAGNOSTICS_S, JOIN_S = 0.1, 1.0, 2.0
 FAILURES_TO_STOP = 3  # policy calls in a row without a usable answer
-
-
-def load_config(checkpoint: str) -> Any:
-    """Read the checkpoint's ModelConfig, without its weights."""
-    from rmuscle_core.model import load_config as load
-    return load(checkpoint)
-
-
-def load_policy(checkpoint: str, settings: Any, library: str | None, device: str) -> Any:
-    """Load a MusclePolicy; "auto" takes a CUDA device where there is one."""
-    import torch
-
-    from rmuscle_core.policy import MusclePolicy
-    if device == 'auto':
-        device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    return MusclePolicy.load(checkpoint, settings, library=library, device=device)
 
 
 class PolicyNode(RetryableLifecycleNode):
@@ -90,7 +74,7 @@ class PolicyNode(RetryableLifecycleNode):
         self.create_service(Trigger, '~/reset_episode', self._on_reset, callback_group=waiting)
         self.create_service(SetBool, '~/save_episode', self._on_save, callback_group=waiting)
 
-    # Lifecycle ---------------------------------------------------------------------------------------------------------
+    # Lifecycle ---
 
     @transition
     def on_configure(self, state: Any) -> None:
@@ -100,7 +84,8 @@ class PolicyNode(RetryableLifecycleNode):
         self._params.declare_topics()
         contract = check_contract(self._load_config(options.checkpoint), options)
         try:
-            self._policy = self._make_policy(options.checkpoint, self._params.settings, options.library or None, options.device)
+            self._policy = self._make_policy(options.checkpoint, self._params.settings, options.library or None,
+                                             options.device)
             self._policy.warm_up(options.prompt)
             self._connect(contract)
         except BaseException:
@@ -138,7 +123,8 @@ class PolicyNode(RetryableLifecycleNode):
     def _release(self) -> None:
         """Undo configure. Raises RMuscleError while a policy call does not return."""
         if self._worker is not None and not self._worker.close(JOIN_S):
-            raise RMuscleError(f'a policy call has been running for {self._worker.call_age_s():.1f} s; try again when it has returned')
+            raise RMuscleError(f'a policy call has been running for {self._worker.call_age_s():.1f} s; try again '
+                               'when it has returned')
         if self._policy is not None:
             self._policy.close()
         self._policy = self._worker = self._buffer = self._output = self._inputs = None
@@ -150,7 +136,7 @@ class PolicyNode(RetryableLifecycleNode):
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    # Wiring ------------------------------------------------------------------------------------------------------------
+    # Wiring ---
 
     def _connect(self, contract: Contract) -> None:
         options = self._params.node_settings
@@ -167,9 +153,11 @@ class PolicyNode(RetryableLifecycleNode):
             kind = CompressedImage if topic.endswith('/compressed') else Image
             self._subscribe(kind, topic, QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT),
                             lambda message, camera=camera: self._on_image(camera, message))
-        self._subscribe(JointState, 'joint_states', QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT), self._on_joints)
-        self._subscribe(String, 'prompt', QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE,
-                                                     durability=DurabilityPolicy.TRANSIENT_LOCAL), self._on_prompt)
+        self._subscribe(JointState, 'joint_states', QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT),
+                        self._on_joints)
+        latched = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE,
+                             durability=DurabilityPolicy.TRANSIENT_LOCAL)
+        self._subscribe(String, 'prompt', latched, self._on_prompt)
 
     def _publisher(self, kind: type, topic: str, qos: QoSProfile) -> Any:
         publisher = self.create_lifecycle_publisher(kind, topic, qos,
@@ -180,8 +168,9 @@ class PolicyNode(RetryableLifecycleNode):
     def _subscribe(self, kind: type, topic: str, qos: QoSProfile, callback: Callable) -> None:
         def incompatible(event: Any) -> None:
             policy = qos_policy_name_from_kind(event.last_policy_kind)
-            self._inputs.qos[topic] = f'a publisher on {topic} offers another {policy} than asked for; see qos_overrides'
-            self.get_logger().warning(self._inputs.qos[topic])
+            text = f'a publisher on {topic} offers another {policy} than asked for; see qos_overrides'
+            self._inputs.qos[topic] = text
+            self.get_logger().warning(text)
 
         events = SubscriptionEventCallbacks(incompatible_qos=self.guarded(incompatible))
         subscription = self.create_subscription(kind, topic, self.guarded(callback), qos, event_callbacks=events,
@@ -194,7 +183,7 @@ class PolicyNode(RetryableLifecycleNode):
         if contract.ignored:
             self.get_logger().warning(f'the checkpoint has no camera {", ".join(contract.ignored)}: not subscribed')
 
-    # Executor thread ---------------------------------------------------------------------------------------------------
+    # Executor thread ---
 
     def _on_image(self, camera: str, message: Any) -> None:
         self._buffer.add_image(camera, message, self._time.now_ns())
@@ -242,30 +231,32 @@ class PolicyNode(RetryableLifecycleNode):
         if self._worker is None:
             return
         if self._give_up and self._worker.running:
-            self.get_logger().error(f'stopped after {FAILURES_TO_STOP} failed calls in a row, last: {self._give_up}; ~/start tries again')
+            self.get_logger().error(f'stopped after {FAILURES_TO_STOP} failed calls in a row, last: {self._give_up}; '
+                                    '~/start tries again')
             self._stop()
         age_s, limit_s = self._worker.call_age_s(), self._params.node_settings.stall_timeout_s
         if age_s > limit_s and not self._stalled:
             self._worker.abandon_call()
-            self.get_logger().error(f'a policy call has been running for {age_s:.1f} s, stall_timeout_s is {limit_s:.1f}; its '
-                                    'answer will be dropped')
+            self.get_logger().error(f'a policy call has been running for {age_s:.1f} s, stall_timeout_s is '
+                                    f'{limit_s:.1f}; its answer will be dropped')
         self._stalled = age_s > limit_s
 
     def _publish_diagnostics(self) -> None:
         hardware = self.get_name()
         if self._policy is None:
-            entries = [entry('policy', ERROR if self.last_error else OK, self.last_error or self.state_label, {}, hardware)]
+            level = ERROR if self.last_error else OK
+            entries = [entry('policy', level, self.last_error or self.state_label, {}, hardware)]
         else:
             state = 'running' if self._worker.running else self.state_label
             waiting = self._waiting_for if self._worker.running else ''
+            stalled_s = self._worker.call_age_s() if self._stalled else 0.0
             counts = {'calls': self._worker.calls, 'calls_dropped': self._worker.discarded}
             entries = [*self._inputs.entries(self._time.now_ns(), self._params.node_settings.camera_rate_hz),
-                       policy_entry(state, waiting, self._worker.call_age_s() if self._stalled else 0.0, self._output, counts,
-                                    self.last_error, hardware),
+                       policy_entry(state, waiting, stalled_s, self._output, counts, self.last_error, hardware),
                        cache_entry(self._policy.status(), hardware)]
         self._diagnostics.publish(diagnostic_array(self.get_clock().now().to_msg(), entries))
 
-    # Services ----------------------------------------------------------------------------------------------------------
+    # Services ---
 
     def _on_start(self, _request: Any, response: Any) -> Any:
         response.success = self.state_label == 'active'
@@ -285,7 +276,10 @@ class PolicyNode(RetryableLifecycleNode):
         return await self._answer(response, self._begin_episode, lambda _: 'a new episode begins')
 
     async def _on_save(self, request: Any, response: Any) -> Any:
-        return await self._answer(response, lambda: self._worker.submit(lambda: self._policy.save_episode(request.data)), str)
+        def save() -> Work:
+            return self._worker.submit(lambda: self._policy.save_episode(request.data))
+
+        return await self._answer(response, save, str)
 
     async def _answer(self, response: Any, begin: Callable[[], Work], describe: Callable[[Any], str]) -> Any:
         """Fill a service response from work on another thread, without keeping the executor waiting."""
@@ -301,7 +295,7 @@ class PolicyNode(RetryableLifecycleNode):
             response.success, response.message = False, self.last_error
         return response
 
-    # Inference thread --------------------------------------------------------------------------------------------------
+    # Inference thread ---
 
     def _prompt(self) -> str:
         return self._said or self._params.node_settings.prompt
@@ -327,13 +321,14 @@ class PolicyNode(RetryableLifecycleNode):
 
     def _failed(self, error: Exception) -> None:
         self.complain(error, 'policy call')
-        if isinstance(error, ObservationError) or (isinstance(error, ChunkRefused) and error.kind in ('expired', 'boundary')):
+        if isinstance(error, ObservationError) or getattr(error, 'kind', '') in ('expired', 'boundary'):
             return  # the next observation may do better
         self._failures += 1
         if self._failures >= FAILURES_TO_STOP:
             self._give_up = self.last_error
         # After a device error nothing on the device works any more; only a new process helps.
-        if type(error).__name__ == 'AcceleratorError' or ('CUDA error' in str(error) and 'out of memory' not in str(error)):
+        text = str(error)
+        if type(error).__name__ == 'AcceleratorError' or ('CUDA error' in text and 'out of memory' not in text):
             self.fatal = True
 
 

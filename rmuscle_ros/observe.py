@@ -102,8 +102,8 @@ class ObservationBuffer:
             if not len(message.position):
                 return  # velocity- or effort-only messages are legal
             self.joint_messages_bad += 1
-            raise ObservationError(f'joint_states: {len(message.position)} positions for {len(message.name)} names; the message is '
-                                   'dropped, check its publisher')
+            raise ObservationError(f'joint_states: {len(message.position)} positions for {len(message.name)} names; '
+                                   'the message is dropped, check its publisher')
         stamp_ns = header_ns(message, now_ns)
         with self._lock:
             for name, position in zip(message.name, message.position):

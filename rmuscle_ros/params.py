@@ -29,31 +29,33 @@ class NodeSettings:
     library: str = setting('', 'episode library directory; empty runs without one', effect=ON_CONFIGURE)
     device: str = setting('auto', 'torch device, or "auto": cuda where there is one', effect=ON_CONFIGURE)
     prompt: str = setting('', 'task instruction; the topic "prompt" overrides it, an empty message there restores it')
-    joint_names: tuple[str, ...] = setting(('',), 'joints in the order of the checkpoint\'s state; required', effect=ON_CONFIGURE)
-    joint_scale: tuple[float, ...] = setting((1.0,), 'robot = scale * policy + offset, e.g. 0.0174533 for a policy in degrees',
+    joint_names: tuple[str, ...] = setting(('',), "joints in the order of the checkpoint's state; required",
                                              effect=ON_CONFIGURE)
+    joint_scale: tuple[float, ...] = setting((1.0,), 'robot = scale * policy + offset, so 0.0174533 for a policy in '
+                                             'degrees', effect=ON_CONFIGURE)
     joint_offset: tuple[float, ...] = setting((0.0,), 'see joint_scale', unit='robot units', effect=ON_CONFIGURE)
     joint_lower: tuple[float, ...] = setting((-INFINITY,), 'lower position limit; actions beyond are held at it',
                                              unit='robot units', effect=ON_CONFIGURE)
-    joint_upper: tuple[float, ...] = setting((INFINITY,), 'upper position limit', unit='robot units', effect=ON_CONFIGURE)
-    max_jump: tuple[float, ...] = setting((INFINITY,), 'a chunk that starts further from the running command is refused',
-                                          unit='robot units', effect=ON_CONFIGURE)
-    cameras: tuple[str, ...] = setting(('',), 'checkpoint cameras fed from a topic, each named by image_topics.<camera>; required',
-                                       effect=ON_CONFIGURE)
+    joint_upper: tuple[float, ...] = setting((INFINITY,), 'upper position limit', unit='robot units',
+                                             effect=ON_CONFIGURE)
+    max_jump: tuple[float, ...] = setting((INFINITY,), 'a chunk that starts further from the running command is '
+                                          'refused', unit='robot units', effect=ON_CONFIGURE)
+    cameras: tuple[str, ...] = setting(('',), 'checkpoint cameras fed from a topic, named by image_topics.<camera>; '
+                                       'required', effect=ON_CONFIGURE)
     masked_cameras: tuple[str, ...] = setting(('',), 'checkpoint cameras this robot does not have', effect=ON_CONFIGURE)
     camera_rate_hz: float = setting(0.0, 'expected frame rate, below which diagnostics warn; 0 expects none', low=0.0,
                                     high=1000.0, unit='Hz', effect='next diagnostics')
     max_age_s: float = setting(0.5, 'no policy call on a sample older than this', low=0.01, high=60.0, unit='s')
-    control_rate_hz: float = setting(25.0, 'actions per second the policy was trained at', low=0.1, high=1000.0, unit='Hz',
-                                     effect=ON_CONFIGURE)
-    execute_steps: int = setting(0, 'actions of a chunk executed before the next call; 0 takes the checkpoint\'s', low=0,
-                                 high=1000, unit='steps', effect=ON_CONFIGURE)
-    call_lead_s: float = setting(0.0, 'how long before the executed actions end the next observation may be taken', low=0.0,
-                                 high=10.0, unit='s', effect=ON_CONFIGURE)
-    blend_s: float = setting(0.2, 'time in which a chunk\'s offset to the running command is faded out', low=0.0, high=5.0,
-                             unit='s', effect=ON_CONFIGURE)
-    stamp_mode: str = setting('observation', 'start of a chunk: its observation (steps already past are left out) or now',
-                              choices=('observation', 'now'), effect=ON_CONFIGURE)
+    control_rate_hz: float = setting(25.0, 'actions per second the policy was trained at', low=0.1, high=1000.0,
+                                     unit='Hz', effect=ON_CONFIGURE)
+    execute_steps: int = setting(0, "actions of a chunk executed before the next call; 0 takes the checkpoint's",
+                                 low=0, high=1000, unit='steps', effect=ON_CONFIGURE)
+    call_lead_s: float = setting(0.0, 'how long before the executed actions end the next observation may be taken',
+                                 low=0.0, high=10.0, unit='s', effect=ON_CONFIGURE)
+    blend_s: float = setting(0.2, "time in which a chunk's offset to the running command is faded out", low=0.0,
+                             high=5.0, unit='s', effect=ON_CONFIGURE)
+    stamp_mode: str = setting('observation', 'start of a chunk: its observation (steps already past are left out) '
+                              'or now', choices=('observation', 'now'), effect=ON_CONFIGURE)
     send_velocities: bool = setting(True, 'trajectory points carry velocities, so that controllers use a spline',
                                     effect=ON_CONFIGURE)
     autostart_episode: bool = setting(True, 'activation starts an episode; otherwise the service ~/start does',
@@ -105,7 +107,8 @@ def descriptor(row: Field) -> ParameterDescriptor:
     rule = f'takes effect: {meta["effect"]}' + (f'; one of: {", ".join(meta["choices"])}' if meta['choices'] else '')
     described = ParameterDescriptor(description=text, additional_constraints=rule)
     if isinstance(row.default, float):
-        described.floating_point_range = [FloatingPointRange(from_value=float(meta['low']), to_value=float(meta['high']), step=0.0)]
+        limits = {'from_value': float(meta['low']), 'to_value': float(meta['high'])}
+        described.floating_point_range = [FloatingPointRange(**limits, step=0.0)]
     elif isinstance(row.default, int) and not isinstance(row.default, bool):
         described.integer_range = [IntegerRange(from_value=int(meta['low']), to_value=int(meta['high']), step=1)]
     return described
@@ -122,14 +125,16 @@ class NodeParameters:
     def __init__(self, node: Node, locked: Callable[[], bool], changed: Callable[[], None]):
         self._node, self._locked, self._changed = node, locked, changed
         self._rows = {row.name: row for row in (*rows(), *fields(NodeSettings))}
-        given = {name: coerce(row, value) for name, row in self._rows.items() if (value := self._given(name)) is not None}
+        values = {name: self._given(name) for name in self._rows}
+        given = {name: coerce(self._rows[name], value) for name, value in values.items() if value is not None}
         core = {row.name for row in rows()}
         self.settings = Settings().with_values(**{n: v for n, v in given.items() if n in core})
         self.node_settings = NodeSettings(**{n: v for n, v in given.items() if n not in core})
         self._topics: set[str] = set()
         for name, row in self._rows.items():
             value = getattr(self.settings if name in core else self.node_settings, name)
-            node.declare_parameter(name, list(value) if isinstance(value, tuple) else value, descriptor(row), ignore_override=True)
+            value = list(value) if isinstance(value, tuple) else value
+            node.declare_parameter(name, value, descriptor(row), ignore_override=True)
         self.declare_topics()
         node.add_pre_set_parameters_callback(self._complete)
         node.add_on_set_parameters_callback(self._validate)
@@ -166,10 +171,11 @@ class NodeParameters:
         """Before validation: integers become doubles, a profile brings its ratios, a ratio its profile's name."""
         values = {}
         for p in parameters:
-            row = self._rows.get(p.name)
-            kind = type(row.default[0]) if row and isinstance(row.default, tuple) else type(row.default) if row else None
-            if kind is float and p.type_ in (Parameter.Type.INTEGER, Parameter.Type.INTEGER_ARRAY):
-                p = Parameter(p.name, value=float(p.value) if p.type_ is Parameter.Type.INTEGER else [float(v) for v in p.value])
+            default = self._rows[p.name].default if p.name in self._rows else None
+            if isinstance(default, float) and p.type_ is Parameter.Type.INTEGER:
+                p = Parameter(p.name, value=float(p.value))
+            elif isinstance(default, tuple) and p.type_ is Parameter.Type.INTEGER_ARRAY:
+                p = Parameter(p.name, value=[float(v) for v in p.value])
             values[p.name] = p
         linked = {name: values[name].value for name in ('profile', 'token_ratio', 'neuron_ratio') if name in values}
         try:
@@ -186,7 +192,8 @@ class NodeParameters:
                 row = self._rows.get(parameter.name)
                 structural = row.metadata['effect'] == ON_CONFIGURE if row else parameter.name.startswith(TOPICS)
                 if structural and self._locked():
-                    raise SettingsError(f'{parameter.name} takes effect at configure; deactivate and clean up the node first')
+                    raise SettingsError(f'{parameter.name} takes effect at configure; deactivate and clean up the node '
+                                        'first')
                 if row:
                     coerce(row, parameter.value)
         except SettingsError as error:

@@ -38,8 +38,8 @@ class TrajectoryPlayer:
         at its first point.
         """
         if sorted(message.joint_names) != sorted(self._names) or not message.points:
-            raise ObservationError(f'joint_trajectory: {len(message.points)} points for joints {", ".join(message.joint_names)}; '
-                                   f'expected some for {", ".join(self._names)}')
+            raise ObservationError(f'joint_trajectory: {len(message.points)} points for joints '
+                                   f'{", ".join(message.joint_names)}; expected some for {", ".join(self._names)}')
         order = [message.joint_names.index(name) for name in self._names]
         positions = np.array([point.positions for point in message.points])[:, order]
         times = np.array([p.time_from_start.sec * 1_000_000_000 + p.time_from_start.nanosec for p in message.points])
@@ -57,7 +57,8 @@ class TrajectoryPlayer:
         """Wait until a trajectory has points after now; False after the timeout."""
         with self._changed:
             self._now_ns = now_ns
-            return self._changed.wait_for(lambda: self._running is not None and self._running.end_ns > now_ns, timeout_s)
+            return self._changed.wait_for(lambda: self._running is not None and self._running.end_ns > now_ns,
+                                          timeout_s)
 
     def command(self, time_ns: int) -> np.ndarray | None:
         """Target [A] for the control period that ends at an instant; None if the trajectory ends before."""

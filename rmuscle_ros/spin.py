@@ -48,10 +48,17 @@ def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
         return 2
     finally:
         if node is not None:
-            node.close()
-            executor.shutdown()
-            node.destroy_node()
+            _close(node, executor)
         rclpy.try_shutdown()
+
+
+def _close(node: Any, executor: SingleThreadedExecutor) -> None:
+    try:
+        node.close()
+    except RMuscleError as error:  # a policy call that does not return; its daemon thread ends with the process
+        node.get_logger().warning(str(error))
+    executor.shutdown()
+    node.destroy_node()
 
 
 async def finished(executor: Any, work: Work) -> Any:

@@ -77,12 +77,12 @@ class EchoPolicy:
 class Bench:
     """PolicyNode under test, a robot node beside it, and both spun by the test thread."""
 
-    def __init__(self, policy=None, **parameters):
+    def __init__(self, policy=None, namespace=None, **parameters):
         self.policy = policy or EchoPolicy()
-        self.namespace = f'/bench{next(NUMBER)}'
-        values = {'checkpoint': 'some/checkpoint', 'prompt': 'lift', 'joint_names': list(ARM7), 'cameras': ['base', 'wrist'],
-                  'control_rate_hz': 20.0, 'blend_s': 0.0, **parameters}
-        overrides = [Parameter(name.replace('__', '.'), value=value) for name, value in values.items() if value is not None]
+        self.namespace = namespace or f'/bench{next(NUMBER)}'
+        values = {'checkpoint': 'some/checkpoint', 'prompt': 'lift', 'joint_names': list(ARM7),
+                  'cameras': ['base', 'wrist'], 'control_rate_hz': 20.0, 'blend_s': 0.0, **parameters}
+        overrides = [Parameter(name, value=value) for name, value in values.items() if value is not None]
         self.loaded = []
         self.node = PolicyNode(namespace=self.namespace, parameter_overrides=overrides, config_loader=self._config,
                                policy_factory=self._make)
@@ -115,19 +115,23 @@ class Bench:
             assert time.monotonic() < end, f'{what} did not happen within {timeout_s} s'
             self.executor.spin_once(timeout_sec=0.02)
 
-    def call(self, kind, service, request):
-        """Call a service of the policy node and return its response."""
+    def ask(self, kind, service, request):
+        """Call a service and return the future."""
         client = self.robot.create_client(kind, service)
         self.until(client.service_is_ready, f'{service} ready')
-        future = client.call_async(request)
+        return client.call_async(request)
+
+    def call(self, kind, service, request):
+        """Call a service and return its response."""
+        future = self.ask(kind, service, request)
         self.until(future.done, f'answer of {service}')
-        self.robot.destroy_client(client)
         return future.result()
 
     def change(self, transition):
         """Request a transition by name; returns whether it succeeded."""
         number = getattr(Transition, f'TRANSITION_{transition.upper()}')
-        return self.call(ChangeState, 'policy_node/change_state', ChangeState.Request(transition=Transition(id=number))).success
+        request = ChangeState.Request(transition=Transition(id=number))
+        return self.call(ChangeState, 'policy_node/change_state', request).success
 
     def state(self):
         return self.call(GetState, 'policy_node/get_state', GetState.Request()).current_state.label
@@ -149,9 +153,10 @@ class Bench:
         """Set parameters by service; returns the list of results (one if atomically)."""
         messages = [Parameter(name, value=value).to_parameter_msg() for name, value in values.items()]
         if atomically:
-            return [self.call(SetParametersAtomically, 'policy_node/set_parameters_atomically',
-                              SetParametersAtomically.Request(parameters=messages)).result]
-        return self.call(SetParameters, 'policy_node/set_parameters', SetParameters.Request(parameters=messages)).results
+            request = SetParametersAtomically.Request(parameters=messages)
+            return [self.call(SetParametersAtomically, 'policy_node/set_parameters_atomically', request).result]
+        request = SetParameters.Request(parameters=messages)
+        return self.call(SetParameters, 'policy_node/set_parameters', request).results
 
     def get(self, *names):
         return self.call(GetParameters, 'policy_node/get_parameters', GetParameters.Request(names=list(names))).values

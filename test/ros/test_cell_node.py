@@ -13,7 +13,6 @@ from conftest import EchoPolicy, stamp_message
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
-from sensor_msgs.msg import JointState
 from std_srvs.srv import Trigger
 from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
@@ -74,19 +73,20 @@ class Reach(EchoPolicy):
     def __init__(self, delay=None):
         super().__init__()
         self.delay = delay
-        self.config = SimpleNamespace(cameras=('top', 'left_wrist', 'right_wrist'), state_dim=14, action_dim=14, chunk_size=16,
-                                      execute_steps=12)
+        self.config = SimpleNamespace(cameras=('top', 'left_wrist', 'right_wrist'), state_dim=14, action_dim=14,
+                                      chunk_size=16, execute_steps=12)
 
     def infer(self, observation):
         if self.delay:
             self.delay()
-        self.gate = lambda _: observation.state * np.linspace(1, 0.9, 16)[:, None] + 1e-3 * observation.images['top'].mean()
+        seen = 1e-3 * observation.images['top'].mean()
+        self.gate = lambda _: observation.state * np.linspace(1, 0.9, 16)[:, None] + seen
         return super().infer(observation)
 
 
 def run_episodes(policy, seeds, namespace):
-    from rmuscle_ros.cell_node import CellNode
     from rmuscle_core.workcell.cell import JOINTS
+    from rmuscle_ros.cell_node import CellNode
     values = {'checkpoint': 'some/checkpoint', 'prompt': 'transfer cube', 'joint_names': list(JOINTS), 'blend_s': 0.0,
               'cameras': ['top', 'left_wrist', 'right_wrist'], 'use_sim_time': True, 'autostart_episode': True}
     node = PolicyNode(namespace=namespace, parameter_overrides=[Parameter(n, value=v) for n, v in values.items()],
@@ -94,8 +94,7 @@ def run_episodes(policy, seeds, namespace):
     cell = CellNode(namespace=namespace, parameter_overrides=[Parameter('real_time_factor', value=0.0),
                                                               Parameter('max_steps', value=30)])
     driver, executor = Node('driver', namespace=namespace), SingleThreadedExecutor()
-    states, results = [], []
-    driver.create_subscription(JointState, 'joint_states', lambda m: states.append((m.header.stamp.nanosec, tuple(m.position))), 500)
+    results = []
     run = driver.create_client(Trigger, 'workcell/run_episode')
     for one in (node, cell, driver):
         executor.add_node(one)

@@ -1,26 +1,322 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From messages to a policy call and back to a trajectory."""
+"""From messages to a policy call and back to a trajectory. Time is simulated where it matters."""
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
+from conftest import ARM7, EchoPolicy, sentinel
+from diagnostic_msgs.msg import DiagnosticArray
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from sensor_msgs.msg import Image
+from std_msgs.msg import String
+from std_srvs.srv import SetBool, Trigger
+
+from rmuscle_core.guard import Trajectory, check_trajectory
+
+S = 1_000_000_000
+T0 = 100 * S
+DT = S // 20
 
 
-def test_joints_are_mapped_by_name_in_any_order(bench):
-    bench.activate()
-    values = {'j1': .1, 'j2': .2, 'j3': .3, 'j4': .4, 'j5': .5, 'j6': .6, 'gripper': .9, 'foreign': 7.0}
-    for order in (['j3', 'j1', 'gripper', 'j2', 'j6', 'j5', 'j4'], ['gripper', 'foreign', 'j6', 'j5', 'j4', 'j3', 'j2', 'j1']):
-        seen = len(bench.policy.seen)
+class Gate:
+    """Holds the policy in its call until opened; ``entered`` counts calls."""
 
-        def feed():
-            stamp = bench.now_ns()
-            bench.send_image('base', stamp, 1)
-            bench.send_image('wrist', stamp, 2)
-            bench.send_joints(stamp, [values[name] for name in order], order)
-            return len(bench.policy.seen) > seen
+    def __init__(self, held=()):
+        self.entered, self._held, self._open = 0, set(held), threading.Event()
 
-        bench.until(feed, 'a policy call')
+    def __call__(self, policy):
+        self.entered += 1
+        if self.entered in self._held:
+            assert self._open.wait(20), 'the test never opened the gate'
+
+    def open(self):
+        self._open.set()
+
+
+@pytest.fixture
+def sim(make_bench):
+    """Factory of an active bench in simulated time, at T0 unless told otherwise."""
+    def make(policy=None, start=T0, **parameters):
+        bench = make_bench(policy, use_sim_time=True, **parameters)
+        bench.activate()
+        if start:
+            bench.send_time(start)
+        return bench
+    return make
+
+
+def answered(bench, count=1):
+    bench.until(lambda: len(bench.statuses) >= count and len(bench.trajectories) >= count, f'answer {count}')
+
+
+def stamp_of(message):
+    return message.header.stamp.sec * S + message.header.stamp.nanosec
+
+
+def times(trajectory):
+    return [p.time_from_start.sec * S + p.time_from_start.nanosec for p in trajectory.points]
+
+
+def diagnosis(bench, name, condition):
+    """Wait for an entry of /diagnostics that fulfils the condition; returns it."""
+    found = []
+
+    def keep(message):
+        found.extend(s for s in message.status if s.name == f'rmuscle: {name}' and condition(s))
+
+    subscription = bench.robot.create_subscription(DiagnosticArray, '/diagnostics', keep, 10)
+    bench.until(lambda: found, f'diagnosis of {name}')
+    bench.robot.destroy_subscription(subscription)
+    return found[0]
+
+
+def test_joints_are_mapped_by_name_in_any_order(sim):
+    bench = sim()
+    values = dict(zip(ARM7, (.1, .2, .3, .4, .5, .6, .9)), foreign=7.0)
+    orders = (('j3', 'j1', 'gripper', 'j2', 'j6', 'j5', 'j4'),
+              ('gripper', 'foreign', 'j6', 'j5', 'j4', 'j3', 'j2', 'j1'))
+    for number, order in enumerate(orders):
+        now = T0 + number * S
+        bench.send_time(now)
+        bench.send_image('base', now)
+        bench.send_image('wrist', now)
+        bench.send_joints(now, [values[name] for name in order], order)
+        answered(bench, number + 1)
         np.testing.assert_allclose(bench.policy.seen[-1].state, [.1, .2, .3, .4, .5, .6, .9], atol=1e-6)
-    bench.until(lambda: len(bench.trajectories) >= 2, 'trajectories')
-    assert bench.trajectories[-1].joint_names == ['j1', 'j2', 'j3', 'j4', 'j5', 'j6', 'gripper']
+        assert bench.trajectories[-1].joint_names == list(ARM7)
+
+
+def test_one_call_gives_trajectory_chunk_and_status(sim):
+    bench = sim()
+    bench.send(T0, positions=(.1,) * 7)
+    answered(bench)
+    trajectory, chunk, status = bench.trajectories[0], bench.chunks[0], bench.statuses[0]
+    assert stamp_of(trajectory) == stamp_of(chunk) == stamp_of(status) == T0
+    assert times(trajectory) == [DT * (i + 1) for i in range(8)]
+    expected = np.tile(.1 + .01 * np.arange(1, 9)[:, None], 7)
+    np.testing.assert_allclose([p.positions for p in trajectory.points], expected, atol=1e-6)
+    assert all(len(p.velocities) == 7 for p in trajectory.points) and not any(trajectory.points[-1].velocities)
+    assert (chunk.horizon, chunk.execute_steps, chunk.dt, chunk.call) == (16, 8, .05, 1)
+    np.testing.assert_allclose(np.reshape(chunk.actions, (16, 7))[-1], .26, atol=1e-6)
+    assert (status.call, status.path, status.library_entries, status.slots) == (1, 'dense', 3, 2)
+    assert list(status.stages) == ['act'] and status.total_ms == 1.0
+    check_trajectory(Trajectory(tuple(trajectory.joint_names), T0, np.array(times(trajectory)),
+                                np.array([p.positions for p in trajectory.points])), ARM7, T0)
+    bench.until(lambda: bench.policy.intervals, 'the interval')
+    assert bench.policy.intervals == [.4]
+
+
+def test_next_call_sees_only_what_followed_the_executed_steps(sim):
+    bench = sim()
+    bench.send(T0)
+    answered(bench)
+    for now in (T0 + 4 * DT, T0 + 8 * DT - 1, T0 + 8 * DT):
+        bench.send_time(now)
+        bench.send(now)
+    answered(bench, 2)
+    assert [round(o.stamp_s * S) for o in bench.policy.seen] == [T0, T0 + 8 * DT]
+
+
+def test_cameras_reach_their_slots(sim):
+    swapped = {'image_topics.wrist': 'base/image_raw', 'image_topics.base': 'wrist/image_raw'}
+    bench = sim(cameras=['wrist', 'base'], **swapped)
+    bench.send(T0)
+    answered(bench)
+    seen = bench.policy.seen[0].images
+    assert seen['wrist'][0, 0].tolist() == [10, 20, 30] and seen['base'][0, 0].tolist() == [20, 40, 60]
+
+
+def test_late_answer_starts_at_the_first_step_still_ahead(sim):
+    gate = Gate(held={1})
+    bench = sim(EchoPolicy(gate=gate))
+    bench.send(T0)
+    bench.until(lambda: gate.entered, 'the call')
+    bench.send_time(T0 + 330_000_000)
+    gate.open()
+    answered(bench)
+    assert stamp_of(bench.trajectories[0]) == T0
+    assert times(bench.trajectories[0]) == [DT * i for i in range(7, 15)]
+
+
+def test_answer_after_its_last_step_is_not_published(sim):
+    gate = Gate(held={1})
+    bench = sim(EchoPolicy(gate=gate))
+    bench.send(T0)
+    bench.until(lambda: gate.entered, 'the call')
+    bench.send_time(T0 + 950_000_000)
+    gate.open()
+    found = diagnosis(bench, 'policy', lambda s: {v.key: v.value for v in s.values}.get('chunks_expired') == '1')
+    assert found.level != b'\x00'
+    bench.send(T0 + 950_000_000, positions=(.5,) * 7)
+    answered(bench)
+    assert stamp_of(bench.trajectories[0]) == T0 + 950_000_000 and len(bench.trajectories) == 1
+
+
+def test_no_call_while_sim_time_is_zero(sim):
+    bench = sim(start=0)
+    bench.send(50 * S)
+    diagnosis(bench, 'policy', lambda s: '/clock' in s.message)
+    bench.send_time(T0)
+    bench.send(T0)
+    answered(bench)
+    assert [round(o.stamp_s * S) for o in bench.policy.seen] == [T0]
+
+
+def test_stale_camera_stops_calls_until_it_is_back(sim):
+    bench = sim(max_age_s=0.3)
+    bench.send(T0)
+    answered(bench)
+    later = T0 + 10 * S
+    bench.send_time(later)
+    bench.send_image('base', later)
+    bench.send_joints(later, (0,) * 7)
+    found = diagnosis(bench, 'camera wrist', lambda s: s.level == b'\x02')
+    assert 'wrist/image_raw' in found.message
+    assert len(bench.policy.seen) == 1
+    bench.send_image('wrist', later)
+    answered(bench, 2)
+    assert [round(o.stamp_s * S) for o in bench.policy.seen] == [T0, later]
+
+
+def test_clock_that_moves_back_begins_a_new_episode(sim):
+    bench = sim()
+    for loop in range(3):
+        bench.send_time(T0 - loop)
+        bench.send(T0 - loop)
+        answered(bench, loop + 1)
+        bench.send_time(T0 + 20 * S)
+    assert [round(o.stamp_s * S) for o in bench.policy.seen] == [T0, T0 - 1, T0 - 2]
+    assert len(bench.policy.resets) == 1 + 2  # by activation, by the clock
+
+
+def test_answer_after_stop_is_dropped_and_the_hold_is_last(sim):
+    gate = Gate(held={2})
+    bench = sim(EchoPolicy(gate=gate))
+    bench.send(T0)
+    answered(bench)
+    bench.send_time(T0 + S)
+    bench.send(T0 + S, positions=(.3,) * 7)
+    bench.until(lambda: gate.entered == 2, 'the second call')
+    assert bench.trigger('stop').success
+    gate.open()
+    bench.until(lambda: bench.node._worker.discarded == 1, 'the late answer')
+    bench.until(lambda: len(bench.trajectories) == 2, 'the hold')
+    assert stamp_of(bench.trajectories[1]) == 0 and len(bench.trajectories[1].points) == 1
+    np.testing.assert_allclose(bench.trajectories[1].points[0].positions, [.3] * 7)
+    assert bench.trigger('start').success
+    answered(bench, 2)
+    bench.until(lambda: len(bench.trajectories) == 3, 'a chunk after start')
+    assert len(bench.statuses) == 2  # what was dropped left no status either
+
+
+def test_reset_drops_the_call_in_flight_and_old_samples(sim):
+    gate = Gate(held={1})
+    bench = sim(EchoPolicy(gate=gate))
+    bench.send(T0)
+    bench.until(lambda: gate.entered == 1, 'the call')
+    answer = bench.ask(Trigger, 'policy_node/reset_episode', Trigger.Request())
+    bench.until(lambda: bench.node._worker._tasks, 'the request')
+    assert not answer.done()
+    gate.open()
+    bench.until(answer.done, 'the answer')
+    assert bench.node._worker.discarded == 1 and not bench.trajectories
+    assert bench.policy.resets == ['lift', 'lift']
+    bench.send_time(T0 + S)
+    bench.send(T0 + S)
+    answered(bench)
+    assert stamp_of(bench.trajectories[0]) == T0 + S
+
+
+def test_stalled_call_is_reported_once_and_its_answer_dropped(sim, capfd):
+    gate = Gate(held={1})
+    bench = sim(EchoPolicy(gate=gate), stall_timeout_s=0.2)
+    bench.send(T0)
+    found = diagnosis(bench, 'policy', lambda s: 'stalled' in s.message)
+    assert found.level == b'\x02' and capfd.readouterr().err.count('stall_timeout_s is 0.2') == 1
+    gate.open()
+    bench.until(lambda: bench.node._worker.discarded == 1, 'the late answer')
+    bench.send_time(T0 + S)
+    bench.send(T0 + S)
+    answered(bench)
+    assert stamp_of(bench.trajectories[0]) == T0 + S
+
+
+def test_chunk_with_nan_is_refused_and_three_in_a_row_stop(sim):
+    bad = np.zeros((16, 7), np.float32)
+    bad[3, 1] = np.nan
+    policy = EchoPolicy(gate=lambda policy: bad if len(policy.seen) > 1 else None)
+    bench = sim(policy)
+    bench.send(T0)
+    answered(bench)
+    for number in range(1, 4):
+        bench.send_time(T0 + number * S)
+        bench.send(T0 + number * S)
+        bench.until(lambda number=number: bench.node._output.refused['nonfinite'] >= number, 'refusal')
+    bench.until(lambda: not bench.node._worker.running, 'the stop')
+    found = diagnosis(bench, 'policy', lambda s: 'step 3 of joint j2' in s.message)
+    assert found.level == b'\x02'
+    bench.until(lambda: len(bench.trajectories) == 2, 'the hold')
+    assert len(bench.trajectories[1].points) == 1 and len(bench.statuses) == 1
+
+
+def test_parameters_and_joints_are_served_while_the_policy_works(sim):
+    gate = Gate(held={1})
+    bench = sim(EchoPolicy(gate=gate), stall_timeout_s=30.0)
+    bench.send(T0)
+    bench.until(lambda: gate.entered, 'the call')
+    for number in range(20):
+        bench.send_joints(T0 + number, (number,) * 7)
+        assert bench.get('prompt')[0].string_value == 'lift'
+    bench.until(lambda: bench.node._buffer.measured(T0)[0] == 19, 'the last joint state')
+    assert not bench.statuses  # all of it within one policy call
+    gate.open()
+    answered(bench)
+
+
+def test_prompt_topic_overrides_the_parameter(sim):
+    bench = sim()
+    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    publisher = bench.robot.create_publisher(String, 'prompt', latched)
+    for number, (said, used) in enumerate((('open the box', 'open the box'), ('', 'lift'))):
+        publisher.publish(String(data=said))
+        bench.until(lambda said=said: bench.node._said == said, 'the prompt')
+        bench.send_time(T0 + number * S)
+        bench.send(T0 + number * S)
+        answered(bench, number + 1)
+        assert bench.policy.seen[-1].prompt == used
+
+
+def test_save_waits_for_the_writer_without_blocking_others(sim):
+    gate, policy = threading.Event(), EchoPolicy()
+    save = policy.save_episode
+    policy.save_episode = lambda success: (gate.wait(20), save(success))[1]
+    bench = sim(policy)
+    answer = bench.ask(SetBool, 'policy_node/save_episode', SetBool.Request(data=True))
+    bench.until(lambda: bench.node._worker._busy, 'the writer')
+    assert bench.get('prompt')[0].string_value == 'lift' and not answer.done()
+    gate.set()
+    bench.until(answer.done, 'the answer')
+    assert answer.result().success and answer.result().message == 'episode-1' and policy.saved == [True]
+
+
+@pytest.mark.parametrize('offered', list(ReliabilityPolicy)[1:3])
+def test_images_come_from_publishers_of_either_reliability(make_bench, offered):
+    bench = make_bench()
+    assert bench.change('configure')
+    publisher = bench.robot.create_publisher(Image, 'base/image_raw', QoSProfile(depth=1, reliability=offered))
+    bench.until(lambda: (publisher.publish(sentinel(1)), bench.node._buffer.streams['base'].frames)[1], 'a frame')
+
+
+def test_reliability_mismatch_is_named(make_bench):
+    strict = {'qos_overrides./strict/base/image_raw.subscription.reliability': 'reliable'}
+    bench = make_bench(namespace='/strict', **strict)
+    for publisher in bench.images.values():
+        bench.robot.destroy_publisher(publisher)
+    lossy = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
+    bench.robot.create_publisher(Image, 'base/image_raw', lossy)
+    assert bench.change('configure')
+    found = diagnosis(bench, 'camera base', lambda s: s.level == b'\x02')
+    assert 'RELIABILITY' in found.message and 'base/image_raw' in found.message

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transitions: refused with a reason, retryable, and without leftovers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+
+import pytest
+from conftest import EchoPolicy
+
+from rmuscle_core.errors import CheckpointError
+
+
+def test_invalid_request_is_survived(bench, capfd):
+    assert not bench.change('activate') and bench.state() == 'unconfigured'
+    assert not bench.change('deactivate') and bench.state() == 'unconfigured'
+    assert 'not possible in state unconfigured' in capfd.readouterr().err
+    assert bench.change('configure') and bench.state() == 'inactive'
+    assert not bench.change('configure') and bench.state() == 'inactive'
+
+
+@pytest.mark.parametrize(('parameters', 'fix', 'words'), [
+    ({'cameras': ['base']}, {'cameras': ['base', 'wrist']}, ['wrist', 'masked_cameras']),
+    ({'joint_names': ['j1', 'j2']}, {'joint_names': [f'j{i}' for i in range(7)]}, ['joint_names', '2 joints', '7']),
+    ({'execute_steps': 17}, {'execute_steps': 16}, ['execute_steps', '17', '16']),
+    ({'checkpoint': None, 'cameras': None}, {'checkpoint': 'here', 'cameras': ['base', 'wrist']},
+     ['checkpoint, cameras', '/**']),
+    ({'joint_lower': [1.0], 'joint_upper': [0.0]}, {'joint_upper': [2.0]}, ['joint_lower', 'j1'])])
+def test_configure_checks_before_loading_and_may_be_tried_again(make_bench, parameters, fix, words, capfd):
+    bench = make_bench(**parameters)
+    assert not bench.change('configure') and bench.state() == 'unconfigured'
+    assert bench.loaded == []
+    said = capfd.readouterr().err
+    assert all(word in said for word in words) and 'Traceback' in said and words[0] in bench.node.last_error
+    assert all(r.successful for r in bench.set(**fix))
+    assert bench.change('configure') and bench.state() == 'inactive' and bench.node.last_error == ''
+
+
+def test_masked_and_foreign_cameras(make_bench, capfd):
+    bench = make_bench(cameras=['base', 'ceiling'], masked_cameras=['wrist'])
+    assert bench.change('configure')
+    assert 'ceiling' in capfd.readouterr().err
+    assert list(bench.node._buffer.streams) == ['base']
+
+
+def test_missing_checkpoint_is_named_and_may_be_tried_again(bench, capfd):
+    good = bench.node._make_policy
+
+    def refuse(checkpoint, *_):
+        raise CheckpointError(f'{checkpoint}: no config.json; give a checkpoint directory')
+
+    bench.node._make_policy = refuse
+    assert not bench.change('configure') and bench.state() == 'unconfigured'
+    said = capfd.readouterr().err
+    assert 'some/checkpoint: no config.json' in said and 'Traceback' in said
+    bench.node._make_policy = good
+    assert bench.change('configure')
+
+
+def test_failure_after_loading_frees_the_policy(bench):
+    def fail(prompt):
+        raise ValueError('out of memory')
+
+    bench.policy.warm_up = fail
+    assert not bench.change('configure') and bench.state() == 'unconfigured'
+    assert bench.policy.closed and bench.node._policy is None
+    assert bench.node.last_error == 'ValueError: out of memory'
+
+
+def test_real_loader_names_a_missing_checkpoint(make_bench, tmp_path):
+    from rmuscle_ros.checkpoint import load_config
+    bench = make_bench(checkpoint=str(tmp_path / 'absent'))
+    bench.node._load_config = load_config
+    assert not bench.change('configure') and bench.state() == 'unconfigured'
+    assert 'absent' in bench.node.last_error
+
+
+def test_five_cycles_leave_nothing_behind(bench):
+    policies = []
+
+    def make(*_):
+        policy = EchoPolicy()
+        policies.append(weakref.ref(policy))
+        return policy
+
+    bench.node._make_policy = make
+
+    def cycle():
+        bench.activate()
+        bench.until(lambda: (bench.send(), len(bench.statuses) > before)[1], 'a call')
+        assert bench.change('deactivate') and bench.change('cleanup')
+        return threading.active_count(), len(os.listdir('/proc/self/fd')), len(list(bench.node.subscriptions))
+
+    before = 0
+    first = cycle()
+    for _ in range(4):
+        before = len(bench.statuses)
+        assert cycle() == first
+    gc.collect()
+    assert [ref() for ref in policies] == [None] * 5
+    assert not any(thread.name == 'inference' for thread in threading.enumerate())
+
+
+def test_deactivate_holds_where_the_robot_is_and_does_not_wait_for_the_call(make_bench):
+    gate, entered = threading.Event(), []
+
+    def block(policy):
+        entered.append(len(policy.seen))
+        if len(policy.seen) == 2:
+            gate.wait(20)
+
+    bench = make_bench(EchoPolicy(gate=block))
+    bench.activate()
+    bench.until(lambda: (bench.send(positions=(.2,) * 7), len(entered) == 2)[1], 'the second call')
+    chunks = len(bench.trajectories)
+    since = time.monotonic()
+    assert bench.change('deactivate') and bench.state() == 'inactive'
+    assert time.monotonic() - since < 10 and not gate.is_set()  # answered while the policy is still in its call
+    bench.until(lambda: len(bench.trajectories) > chunks, 'the hold')
+    assert len(bench.trajectories[-1].points) == 1
+    gate.set()
+    bench.until(lambda: bench.node._worker.discarded == 1, 'the late answer')
+    assert bench.change('cleanup') and bench.state() == 'unconfigured'
+
+
+def test_cleanup_during_an_endless_call_is_refused_and_may_be_tried_again(make_bench, monkeypatch):
+    monkeypatch.setattr('rmuscle_ros.node.JOIN_S', 0.05)
+    gate, entered = threading.Event(), threading.Event()
+    bench = make_bench(EchoPolicy(gate=lambda _: (entered.set(), gate.wait(20))[0]))
+    bench.activate()
+    bench.until(lambda: (bench.send(), entered.is_set())[1], 'the call')
+    assert bench.change('deactivate')
+    assert not bench.change('cleanup') and bench.state() == 'inactive'
+    assert 'policy call has been running' in bench.node.last_error
+    gate.set()
+    bench.until(lambda: bench.node._worker.discarded == 1, 'the late answer')
+    assert bench.change('cleanup')
+
+
+def test_services_answer_in_any_state(bench):
+    assert not bench.trigger('start').success
+    assert not bench.trigger('reset_episode').success
+    assert not bench.save(True).success
+    assert bench.trigger('stop').success
+    assert bench.change('configure')
+    assert 'inactive' in bench.trigger('start').message
+    assert bench.trigger('reset_episode').success
+
+
+def test_without_autostart_it_waits_for_start(make_bench):
+    bench = make_bench(autostart_episode=False)
+    bench.activate()
+    bench.send()
+    bench.until(lambda: bench.node._buffer.problem(bench.now_ns()) == '', 'the observation')
+    assert bench.policy.seen == []
+    assert bench.trigger('start').success
+    bench.until(lambda: (bench.send(), bench.statuses)[1], 'a call')
+
+
+def test_topics_are_relative_but_for_the_usual_ones(bench):
+    assert bench.change('configure')
+    own = {p.topic_name for p in bench.node.publishers} | {s.topic_name for s in bench.node.subscriptions}
+    relative = own - {'/diagnostics', '/parameter_events', '/rosout', '/clock'}
+    expected = ('joint_trajectory', 'joint_states', 'prompt', 'base/image_raw')
+    assert {f'{bench.namespace}/{name}' for name in expected} < relative
+    assert all(name.startswith(bench.namespace + '/') for name in relative)
