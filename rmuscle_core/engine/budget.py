@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import torch
 
@@ -40,7 +40,8 @@ def available_bytes(device: torch.device) -> int:
     """Free memory of a device; of the host for a CPU."""
     if device.type == 'cuda':
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf('SC_AVPHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    lines = Path('/proc/meminfo').read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith('MemAvailable'))
 
 
 def require_memory(budget: dict[str, int], slots: int, device: torch.device) -> None:

@@ -7,6 +7,7 @@ On a CPU nothing is captured: replaying calls the body, which is all that differ
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -24,10 +25,11 @@ def go_on() -> None:
     """The checkpoint of work that nobody interrupts."""
 
 
-class HostLane:
-    """Runs bodies where they stand."""
+class DirectLane:
+    """Runs bodies where they stand: on a CPU, or on a GPU to compare with what is captured."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._bodies: dict[Hashable, Body] = {}
 
     @property
@@ -54,6 +56,8 @@ class HostLane:
 
     def synchronize(self) -> None:
         """Wait until the lane's work is done."""
+        if self.device.type == 'cuda':
+            torch.cuda.current_stream(self.device).synchronize()
 
     def mark(self) -> float:
         return time.perf_counter()
@@ -88,6 +92,7 @@ class CudaLane:
         with _capturing, torch.cuda.stream(self.stream):
             body(go_on)  # compiles kernels and makes library handles, neither of which can be captured
             self.stream.synchronize()
+            gc.collect()  # so that nothing is freed inside the capture, which would break it
             self._programs[key] = self._capture(body)
 
     def _capture(self, body: Body) -> list[torch.cuda.CUDAGraph]:
@@ -146,9 +151,11 @@ class CudaLane:
         return start.elapsed_time(end)
 
 
-Lane = HostLane | CudaLane
+Lane = DirectLane | CudaLane
 
 
 def make_lanes(device: torch.device) -> tuple[Lane, Lane]:
     """A lane for calls and one, less urgent, for expansions."""
-    return (CudaLane(device, -1), CudaLane(device, 0)) if device.type == 'cuda' else (HostLane(), HostLane())
+    if device.type == 'cuda':
+        return CudaLane(device, -1), CudaLane(device, 0)
+    return DirectLane(device), DirectLane(device)
