@@ -17,10 +17,10 @@ import torch
 from rmuscle_core.bench import roofline
 from rmuscle_core.bench.calls import perturbed, random_inputs, record
 from rmuscle_core.engine.eager import EagerEngine
-from rmuscle_core.engine.graphs import GraphEngine, bucket_of
+from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.lane import DirectLane
 from rmuscle_core.engine.packed import PackedVLA
-from rmuscle_core.engine.plan import CallPlan, plan_call
+from rmuscle_core.engine.plan import CallPlan, bucket_of, plan_call
 from rmuscle_core.ffn import DenseFFN, Interrupted
 from rmuscle_core.library import Reference, ReferenceId
 from rmuscle_core.model import VLA

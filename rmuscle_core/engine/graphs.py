@@ -7,7 +7,6 @@ reference. What varies in shape is part of a program's key: views, prompt bucket
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable
 
 import torch
@@ -16,28 +15,14 @@ from rmuscle_core.arena import ReferenceArena
 from rmuscle_core.engine.eager import Embedded
 from rmuscle_core.engine.lane import Lane, make_lanes
 from rmuscle_core.engine.packed import PackedVLA
-from rmuscle_core.engine.plan import CallPlan, arena_shape, plan_call
+from rmuscle_core.engine.plan import CallPlan, arena_shape, bucket_of, plan_call
 from rmuscle_core.engine.slot_ffn import SlotContextFFN, SlotNeuronFFN, SlotRecordFFN, SlotResidualFFN
-from rmuscle_core.errors import EpisodeError, ObservationError
+from rmuscle_core.errors import EpisodeError
 from rmuscle_core.ffn import DenseFFN, ScoreFFN
 from rmuscle_core.library import Reference
 from rmuscle_core.model import VLA
 from rmuscle_core.processing import ModelInputs
 from rmuscle_core.settings import Settings
-
-BUCKETS = (16, 32, 48, 64, 96, 128, 200)  # prompt rows; a prompt is padded to the next
-
-
-def bucket_of(length: int, prompt_length: int) -> int:
-    """Rows a prompt of this many tokens is padded to.
-
-    Raises ObservationError for a prompt longer than the checkpoint takes.
-    """
-    if length > prompt_length:
-        raise ObservationError(f'the prompt has {length} tokens, this checkpoint takes {prompt_length}; shorten the '
-                               'instruction')
-    sizes = [size for size in BUCKETS if size < prompt_length] + [prompt_length]
-    return sizes[bisect_left(sizes, length)]
 
 
 class _Prompted:

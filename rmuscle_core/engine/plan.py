@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from rmuscle_core.arena import ArenaShape
+from rmuscle_core.errors import ObservationError
 from rmuscle_core.model import ModelConfig
 from rmuscle_core.settings import Settings
 
 TILE = 64  # rows and neurons fill whole GPU tiles where the model is large enough for tiles to matter
+BUCKETS = (16, 32, 48, 64, 96, 128, 200)  # prompt rows; a captured graph takes prompts padded to the next
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,18 @@ class CallPlan:
     @property
     def dense(self) -> bool:
         return self.tokens is None and self.neurons is None
+
+
+def bucket_of(length: int, prompt_length: int) -> int:
+    """Rows a prompt of this many tokens is padded to.
+
+    Raises ObservationError for a prompt longer than the checkpoint takes.
+    """
+    if length > prompt_length:
+        raise ObservationError(f'the prompt has {length} tokens, this checkpoint takes {prompt_length}; shorten the '
+                               'instruction')
+    sizes = [size for size in BUCKETS if size < prompt_length] + [prompt_length]
+    return sizes[bisect_left(sizes, length)]
 
 
 def token_count(ratio: float, tokens: int, text: int = 0) -> int:
@@ -41,7 +56,8 @@ def neuron_count(ratio: float, neurons: int) -> int:
 
 
 def plan_call(settings: Settings, config: ModelConfig, tokens: int, text: int) -> CallPlan:
-    """What the settings ask of one call with T visual and P text rows, given a reference."""
+    """What the settings ask of one call with T visual and P text rows, padded to a bucket or not, given a reference."""
+    text = bucket_of(text, config.prompt_length)
     context, action = settings.mode in ('context', 'full'), settings.mode in ('action', 'full')
     return CallPlan(tokens=token_count(settings.token_ratio, tokens, text) if context else None,
                     neurons=neuron_count(settings.neuron_ratio, config.expert.mlp) if action else None,

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
-from engine_parts import make_inputs, make_reference, small_model
+from engine_parts import make_inputs, make_reference, small_config, small_model
 
 from rmuscle_core.engine.build import build_engine
 from rmuscle_core.engine.eager import EagerEngine
-from rmuscle_core.engine.graphs import BUCKETS, GraphEngine, bucket_of
-from rmuscle_core.engine.plan import CallPlan, plan_call
+from rmuscle_core.engine.graphs import GraphEngine
+from rmuscle_core.engine.plan import BUCKETS, CallPlan, bucket_of, plan_call
 from rmuscle_core.errors import EpisodeError, ObservationError
 from rmuscle_core.ffn import Interrupted
 from rmuscle_core.settings import Settings
@@ -140,6 +141,14 @@ def test_prompts_go_to_the_next_bucket():
     assert bucket_of(30, 40) == 32 and bucket_of(33, 40) == 40 and BUCKETS[-1] == 200
     with pytest.raises(ObservationError, match='41 tokens, this checkpoint takes 40'):
         bucket_of(41, 40)
+
+
+def test_recomputed_rows_fill_whole_tiles_with_the_padded_prompt():
+    config = replace(small_config(), prompt_length=200)
+    for text in (1, 16, 50, 63):
+        plan = plan_call(SETTINGS.with_values(token_ratio=0.5), config, 768, text)
+        assert (plan.tokens + bucket_of(text, 200)) % 64 == 0 and plan.tokens >= 384
+        assert plan == plan_call(SETTINGS.with_values(token_ratio=0.5), config, 768, bucket_of(text, 200))
 
 
 def test_a_reference_with_other_views_is_refused(engine, references):
