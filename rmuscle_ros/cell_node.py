@@ -62,7 +62,7 @@ class CellNode(Node):
     stream_images, policy_node, patience_s.
     """
 
-    def __init__(self, name: str = 'workcell', **kwargs: Any):
+    def __init__(self, name: str = 'cell_node', **kwargs: Any):
         super().__init__(name, **kwargs)
         self._declare()
         self.fatal = False

@@ -88,13 +88,14 @@ def policy_entry(state: str, waiting_for: str, stalled_s: float, output: ChunkPu
     return entry('policy', level, message, values, hardware)
 
 
-def cache_entry(status: Mapping[str, int], hardware: str) -> DiagnosticStatus:
-    """The muscle memory: share of calls served by a reference, entries, slots."""
+def cache_entry(status: Mapping[str, int], problems: list[str], hardware: str) -> DiagnosticStatus:
+    """The muscle memory: share of calls served by a reference, entries, slots; what is wrong with the library."""
     served = {path: status[f'served_{path}'] for path in ('library', 'previous_call', 'dense')}
     total = sum(served.values())
     hits = total - served['dense']
     message = f'{hits} of {total} calls reused a reference' if total else 'no calls yet'
-    return entry('cache', OK, message, {**status, 'hit_ratio': hits / total if total else 0.0}, hardware)
+    values = {**status, 'hit_ratio': hits / total if total else 0.0, 'problems': len(problems)}
+    return entry('cache', WARN if problems else OK, problems[-1] if problems else message, values, hardware)
 
 
 def diagnostic_array(stamp: Time, entries: list[DiagnosticStatus]) -> DiagnosticArray:

@@ -45,7 +45,8 @@ FAILURES_TO_STOP = 3  # policy calls in a row without a usable answer
 
 
 class PolicyNode(RetryableLifecycleNode):
-    """See docs/ros-interface.md for topics, services and parameters.
+    """In: joint_states, prompt and one image topic per camera. Out: joint_trajectory, ~/action_chunk, ~/cache_status
+    and /diagnostics. Services: ~/start, ~/stop, ~/reset_episode and ~/save_episode (true for a success).
 
     config_loader and policy_factory have the signatures of ``load_config`` and ``load_policy``.
     """
@@ -182,6 +183,8 @@ class PolicyNode(RetryableLifecycleNode):
         self.get_logger().info(f'cameras: {cameras}; joints in order: {", ".join(contract.joints.names)}')
         if contract.ignored:
             self.get_logger().warning(f'the checkpoint has no camera {", ".join(contract.ignored)}: not subscribed')
+        for problem in self._policy.problems:
+            self.get_logger().warning(problem)
 
     # Executor thread ---
 
@@ -253,7 +256,7 @@ class PolicyNode(RetryableLifecycleNode):
             counts = {'calls': self._worker.calls, 'calls_dropped': self._worker.discarded}
             entries = [*self._inputs.entries(self._time.now_ns(), self._params.node_settings.camera_rate_hz),
                        policy_entry(state, waiting, stalled_s, self._output, counts, self.last_error, hardware),
-                       cache_entry(self._policy.status(), hardware)]
+                       cache_entry(self._policy.status(), self._policy.problems, hardware)]
         self._diagnostics.publish(diagnostic_array(self.get_clock().now().to_msg(), entries))
 
     # Services ---

@@ -43,7 +43,7 @@ class EchoPolicy:
     def __init__(self, settings=None, gate=None):
         self.settings, self.gate = settings or Settings(), gate
         self.seen, self.used, self.intervals, self.resets, self.saved = [], [], [], [], []
-        self.closed = False
+        self.closed, self.problems = False, []
 
     def infer(self, observation):
         self.seen.append(observation)
@@ -75,17 +75,20 @@ class EchoPolicy:
 
 
 class Bench:
-    """PolicyNode under test, a robot node beside it, and both spun by the test thread."""
+    """PolicyNode under test, a robot node beside it, and both spun by the test thread.
 
-    def __init__(self, policy=None, namespace=None, **parameters):
+    real: the node loads its policy from a checkpoint, instead of taking ``policy``.
+    """
+
+    def __init__(self, policy=None, namespace=None, real=False, **parameters):
         self.policy = policy or EchoPolicy()
         self.namespace = namespace or f'/bench{next(NUMBER)}'
         values = {'checkpoint': 'some/checkpoint', 'prompt': 'lift', 'joint_names': list(ARM7),
                   'cameras': ['base', 'wrist'], 'control_rate_hz': 20.0, 'blend_s': 0.0, **parameters}
         overrides = [Parameter(name, value=value) for name, value in values.items() if value is not None]
         self.loaded = []
-        self.node = PolicyNode(namespace=self.namespace, parameter_overrides=overrides, config_loader=self._config,
-                               policy_factory=self._make)
+        loaders = {} if real else {'config_loader': self._config, 'policy_factory': self._make}
+        self.node = PolicyNode(namespace=self.namespace, parameter_overrides=overrides, **loaders)
         self.robot = Node('robot', namespace=self.namespace)
         self.executor = SingleThreadedExecutor()
         self.executor.add_node(self.node)

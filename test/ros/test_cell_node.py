@@ -95,7 +95,7 @@ def run_episodes(policy, seeds, namespace):
                                                               Parameter('max_steps', value=30)])
     driver, executor = Node('driver', namespace=namespace), SingleThreadedExecutor()
     results = []
-    run = driver.create_client(Trigger, 'workcell/run_episode')
+    run = driver.create_client(Trigger, 'cell_node/run_episode')
     for one in (node, cell, driver):
         executor.add_node(one)
     try:

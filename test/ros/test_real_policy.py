@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node with a real, tiny pi0.5: dense at first, then by its previous call, then by a library it wrote itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig, save_checkpoint
+from rmuscle_core.model.checkpoint_config import config_json
+from rmuscle_core.model.initialise import initialise
+from rmuscle_core.processing import write_processors
+
+S = 1_000_000_000
+QUANTILES = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
+
+
+@pytest.fixture(scope='module')
+def checkpoint(tmp_path_factory):
+    """Random weights for seven joints and two cameras, in LeRobot's layout."""
+    directory = tmp_path_factory.mktemp('checkpoint')
+    torch.manual_seed(0)
+    model = VLA(ModelConfig(
+        kind='pi05', vision=VisionConfig(32, 8, 32, 1, 64, 2), prefix=TransformerConfig(32, 2, 64, 2, 1, 16),
+        expert=TransformerConfig(32, 2, 64, 2, 1, 16), vocab=520, cameras=('base', 'wrist'), state_dim=7, action_dim=7,
+        chunk_size=16, execute_steps=8))
+    initialise(model)
+    save_checkpoint(model, directory, {'rmuscle_tokenizer': 'byte'})
+    features = config_json(model.config)
+    names = {'min': -1, 'max': 1, 'mean': 0, 'std': 1, 'q01': -1, 'q99': 1}
+    statistics = {key: {name: np.full(7, value, np.float32) for name, value in names.items()}
+                  for key in ('observation.state', 'action')}
+    write_processors(directory, 'pi05', {**features['input_features'], **features['output_features']}, statistics,
+                     QUANTILES, model.config.prompt_length)
+    return directory
+
+
+def observe_until(bench, path):
+    """Send observations, each when the reconstructor has done what it can; fails after 10 calls."""
+    for _ in range(10):
+        assert bench.node._policy.memory.reconstructor.wait_idle(10)
+        bench.time_ns += S
+        bench.send_time(bench.time_ns)
+        count = len(bench.statuses)
+        bench.send(bench.time_ns, positions=(.1,) * 7)
+        bench.until(lambda count=count: len(bench.statuses) > count, 'an answer')
+        if bench.statuses[-1].path == path:
+            return bench.statuses[-1]
+    raise AssertionError(f'no call was served by {path}: {[(s.path, s.reason) for s in bench.statuses]}')
+
+
+def test_from_the_first_dense_call_to_a_library_of_its_own(make_bench, checkpoint, tmp_path):
+    bench = make_bench(real=True, checkpoint=str(checkpoint), library=str(tmp_path / 'library'), use_sim_time=True,
+                       device='cpu', slots=4, max_age_s=0.5, call_lead_s=0.0)
+    bench.time_ns = 100 * S
+    bench.activate()
+    dense = observe_until(bench, 'dense')
+    assert dense.tokens_recomputed == dense.tokens == 2 * 16 and dense.reference == ''
+    own = observe_until(bench, 'previous_call')
+    assert own.tokens_recomputed < own.tokens and own.neurons_evaluated < own.neurons and 'running' in own.reference
+    saved = bench.save(True)
+    assert saved.success and Path(saved.message).is_file(), saved.message
+    assert bench.trigger('reset_episode').success
+    stored = observe_until(bench, 'library')
+    assert stored.reference.startswith('lift/') and stored.library_entries > 0 and stored.similarity > 0.9
+    assert all(np.isfinite(p.positions).all() for t in bench.trajectories for p in t.points)
+    assert bench.change('deactivate') and bench.change('cleanup')
+
+
+def test_unusable_library_is_reported_and_calls_run_dense(make_bench, checkpoint, tmp_path, capfd):
+    (tmp_path / 'library.json').write_text('{')
+    bench = make_bench(real=True, checkpoint=str(checkpoint), library=str(tmp_path), use_sim_time=True, device='cpu')
+    bench.time_ns = 100 * S
+    bench.activate()
+    assert 'library.json' in capfd.readouterr().err
+    assert observe_until(bench, 'dense').library_entries == 0
+    answer = bench.save(True)
+    assert not answer.success and 'library' in answer.message
