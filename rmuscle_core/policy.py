@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rmuscle_core.engine.eager import EagerEngine, Embedded
+from rmuscle_core.engine.build import build_engine
+from rmuscle_core.engine.eager import Embedded
 from rmuscle_core.engine.plan import CallPlan, plan_call
 from rmuscle_core.errors import LibraryError
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId, fingerprint
@@ -39,7 +40,7 @@ class MusclePolicy:
                  library: EpisodeLibrary | None = None) -> None:
         self.settings = settings or Settings()
         self.model, self.config, self.processor, self.library = model, model.config, processor, library
-        self.engine = EagerEngine(model, self.settings, len(self.config.cameras))
+        self.engine = build_engine(model, self.settings, len(self.config.cameras))
         self.memory = MuscleMemory(self.engine, self.settings, library)
         self.served = {'library': 0, 'previous_call': 0, 'dense': 0}
         self._states: deque[np.ndarray] = deque(maxlen=self.settings.history)
@@ -112,7 +113,9 @@ class MusclePolicy:
         side = self.config.vision.image_size
         blank = Observation({camera: np.zeros((side, side, 3), np.uint8) for camera in self.config.cameras},
                             self.processor.neutral_state(), prompt)
-        self.engine.act(self.engine.embed(self.processor.encode(blank)), CallPlan(), None)
+        embedded = self.engine.embed(self.processor.encode(blank))
+        self.engine.act(embedded, CallPlan(), None)
+        self.engine.prepare(self.settings, embedded.text)
         self.reset_episode(prompt)
         self.memory.reconstructor.wait_idle()
 

@@ -51,6 +51,9 @@ class EagerEngine:
         self.noise = noise.to(self.device)
         self.recomputed: list[torch.Tensor] = []  # rows recomputed by the last call, per prefix layer
 
+    def prepare(self, settings: Settings, text: int) -> None:
+        """Nothing is made in advance here; see GraphEngine."""
+
     @torch.inference_mode()
     def embed(self, inputs: ModelInputs) -> Embedded:
         images = inputs.images.to(self.device)

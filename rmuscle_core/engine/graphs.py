@@ -8,12 +8,13 @@ reference. What varies in shape is part of a program's key: views, prompt bucket
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from rmuscle_core.arena import ReferenceArena
 from rmuscle_core.engine.eager import Embedded
-from rmuscle_core.engine.lane import Lane, make_lanes
+from rmuscle_core.engine.lane import Checkpoint, Lane, make_lanes
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import CallPlan, arena_shape, bucket_of, plan_call
 from rmuscle_core.engine.slot_ffn import SlotContextFFN, SlotNeuronFFN, SlotRecordFFN, SlotResidualFFN
@@ -81,14 +82,19 @@ class GraphEngine:
 
     @torch.inference_mode()
     def prepare(self, settings: Settings, text: int) -> None:
-        """Capture what calls with all views and a prompt of ``text`` tokens need under these settings; blocks."""
-        tokens, bucket = self.arena.shape.tokens, bucket_of(text, self.model.config.prompt_length)
-        views = tokens // self.model.config.vision.tokens
-        plan = plan_call(settings, self.model.config, tokens, bucket)
+        """Capture what calls with all views need under these settings, for prompts of about ``text`` tokens; blocks.
+
+        The state is part of a pi0.5 prompt, so its length varies a little: neighbouring buckets are captured too.
+        """
+        config, tokens = self.model.config, self.arena.shape.tokens
+        views = tokens // config.vision.tokens
+        near = {bucket_of(min(max(text + shift, 1), config.prompt_length), config.prompt_length)
+                for shift in (-16, 0, 16)}
         with self.calls.running():
-            self.calls.prepare(('embed', views, bucket), lambda cut: self._embed(views, bucket))
-            for kind in (CallPlan(), plan):
-                self._prepare_call(tokens + bucket, kind)
+            for rows in sorted(near):
+                self.calls.prepare(('embed', views, rows), partial(self._embed, views, rows))
+                for plan in (CallPlan(), plan_call(settings, config, tokens, rows)):
+                    self._prepare_call(tokens + rows, plan)
 
     @torch.inference_mode()
     def embed(self, inputs: ModelInputs) -> Embedded:
@@ -99,7 +105,7 @@ class GraphEngine:
             self._staged[:views].copy_(inputs.images)
             self._images[:views].copy_(self._staged[:views], non_blocking=True)
             key = ('embed', views, bucket)
-            self.calls.prepare(key, lambda cut: self._embed(views, bucket))
+            self.calls.prepare(key, partial(self._embed, views, bucket))
             self.calls.replay(key)
         self._latest = Embedded(self._call.prefix[:, :tokens + bucket], tokens, inputs)
         return self._latest
@@ -178,7 +184,7 @@ class GraphEngine:
         self.calls.prepare(denoise, lambda cut: self._actions.copy_(self._denoise(self._call, neurons)))
         return prefill, denoise
 
-    def _embed(self, views: int, bucket: int) -> None:
+    def _embed(self, views: int, bucket: int, cut: Checkpoint) -> None:
         tokens = views * self.model.config.vision.tokens
         self._call.prefix[0, :tokens] = self.model.embed_images(self._images[:views]).flatten(0, 1)
         self._call.embed_prompt(tokens, bucket)
