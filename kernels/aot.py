@@ -121,11 +121,12 @@ def compile_spec(spec: Spec, capability: int) -> dict[str, Any]:
     Raises whatever the compiler raises.
     """
     names = spec.kernel.arg_names
-    signature = {name: 'constexpr' if name in spec.constants else spec.types[name].removesuffix(':16')
+    constants = {**spec.constants, 'EARLY': capability >= 90}
+    signature = {name: 'constexpr' if name in constants else spec.types[name].removesuffix(':16')
                  for name in names}
     divisible = {(names.index(name),): [['tt.divisibility', 16]] for name, kind in spec.types.items()
                  if signature[name] != 'constexpr' and (kind.startswith('*') or kind.endswith(':16'))}
-    source = ASTSource(fn=spec.kernel, signature=signature, constexprs=spec.constants, attrs=divisible)
+    source = ASTSource(fn=spec.kernel, signature=signature, constexprs=constants, attrs=divisible)
     log = io.StringIO()
     with triton.knobs.nvidia.scope(), triton.knobs.compilation.scope(), contextlib.redirect_stdout(log):
         triton.knobs.nvidia.dump_ptxas_log = True

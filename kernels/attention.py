@@ -14,8 +14,8 @@ import math
 
 import torch
 
-from rmuscle_kernels.numerics import cast, dot
-from rmuscle_kernels.runtime import LAUNCH, expect, jit, numerics, tl, triton, use_triton
+from rmuscle_kernels.numerics import await_inputs, cast, dot
+from rmuscle_kernels.runtime import expect, jit, launch, numerics, tl, triton, use_triton
 from rmuscle_kernels.tiles import Tile, tiles_for
 
 LOG2E = math.log2(math.e)
@@ -26,7 +26,8 @@ MAX_SPLITS = 16
 @jit
 def attend_kernel(q, k, v, kv_len, out, partial, stats, rows, scale, k_stride, v_stride, HEAD: tl.constexpr,
                   ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, UPCAST: tl.constexpr,
-                  IEEE: tl.constexpr):
+                  IEEE: tl.constexpr, EARLY: tl.constexpr):
+    await_inputs(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
     width = tl.arange(0, HEAD)
@@ -66,7 +67,8 @@ def attend_kernel(q, k, v, kv_len, out, partial, stats, rows, scale, k_stride, v
 
 @jit
 def join_kernel(partial, stats, out, rows, HEAD: tl.constexpr, SPLITS: tl.constexpr, PADDED: tl.constexpr,
-                UPCAST: tl.constexpr):
+                UPCAST: tl.constexpr, EARLY: tl.constexpr):
+    await_inputs(EARLY)
     row = tl.program_id(0)
     width = tl.arange(0, HEAD)
     split = tl.arange(0, PADDED)
@@ -113,11 +115,11 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tens
         stats = torch.empty(2, splits, queries, dtype=torch.float32, device=q.device)
     attend_kernel[(tiles, splits)](q, k, v, kv_len, out, partial, stats, queries, LOG2E * size**-0.5, k.stride(0),
                                    v.stride(0), HEAD=size, ROWS=tile.rows, KEYS=tile.depth, SPLITS=splits,
-                                   **numerics(q.dtype), **tile.launch, **LAUNCH)
+                                   **numerics(q.dtype), **tile.launch, **launch(q))
     if splits > 1:
         join_kernel[(queries,)](partial, stats, out, queries, HEAD=size, SPLITS=splits,
                                 PADDED=triton.next_power_of_2(splits), UPCAST=numerics(q.dtype)['UPCAST'],
-                                num_warps=4, **LAUNCH)
+                                num_warps=4, **launch(q))
     return out
 
 

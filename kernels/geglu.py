@@ -12,15 +12,17 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from rmuscle_kernels.numerics import cast, dot, gelu_tanh
-from rmuscle_kernels.runtime import LAUNCH, expect, jit, multiple, numerics, tl, triton, use_triton
+from rmuscle_kernels.numerics import await_inputs, cast, dot, gelu_tanh
+from rmuscle_kernels.runtime import expect, jit, launch, multiple, numerics, tl, triton, use_triton
 from rmuscle_kernels.tiles import Tile, tiles_for
 
 
 @jit(do_not_specialize=['rows'])
 def gather_geglu_kernel(x, index, weight, out, rows, features, x_stride, weight_stride, out_stride,
                         WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
-                        GATHER: tl.constexpr, DESCRIPTORS: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr):
+                        GATHER: tl.constexpr, DESCRIPTORS: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr,
+                        EARLY: tl.constexpr):
+    await_inputs(EARLY)
     # neighbouring programs take the row tiles of one weight tile: weights leave DRAM once, all of x stays in L2
     row_tiles = tl.cdiv(rows, ROWS)
     first = (tl.program_id(0) // row_tiles) * COLS
@@ -56,7 +58,9 @@ def gather_geglu_kernel(x, index, weight, out, rows, features, x_stride, weight_
 
 
 @jit
-def activate_kernel(gate_up, out, features, gate_up_stride, out_stride, COLS: tl.constexpr, UPCAST: tl.constexpr):
+def activate_kernel(gate_up, out, features, gate_up_stride, out_stride, COLS: tl.constexpr, UPCAST: tl.constexpr,
+                    EARLY: tl.constexpr):
+    await_inputs(EARLY)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
     mask = col < features
     source = gate_up + tl.program_id(0) * gate_up_stride + col
@@ -109,7 +113,7 @@ def gather_geglu(x: torch.Tensor, weight: torch.Tensor, index: torch.Tensor | No
     gather_geglu_kernel[grid](
         x, index, source, out, rows, features, x.stride(0), weight.stride(0), out.stride(0), WIDTH=width,
         ROWS=tile.rows, COLS=tile.cols, DEPTH=tile.depth, GATHER=index is not None, DESCRIPTORS=tile.descriptors,
-        **numerics(x.dtype), **tile.launch, **LAUNCH)
+        **numerics(x.dtype), **tile.launch, **launch(x))
     return out
 
 
@@ -125,7 +129,7 @@ def activate(gate_up: torch.Tensor, *, out: torch.Tensor | None = None, impl: st
     cols = min(1024, triton.next_power_of_2(features))
     activate_kernel[(rows, triton.cdiv(features, cols))](gate_up, out, features, gate_up.stride(0), out.stride(0),
                                                          COLS=cols, UPCAST=numerics(gate_up.dtype)['UPCAST'],
-                                                         num_warps=4, **LAUNCH)
+                                                         num_warps=4, **launch(gate_up))
     return out
 
 

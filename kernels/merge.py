@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import torch
 
-from rmuscle_kernels.numerics import cast
-from rmuscle_kernels.runtime import INTERPRETED, LAUNCH, expect, jit, tl, triton, use_triton
+from rmuscle_kernels.numerics import await_inputs, cast
+from rmuscle_kernels.runtime import INTERPRETED, expect, jit, launch, tl, triton, use_triton
 
 
 @jit
 def merge_kernel(residual, rows, inverse, reference_y, slot, out, width, residual_stride, rows_stride, slot_stride,
-                 reference_stride, out_stride, WIDTH: tl.constexpr, ADD: tl.constexpr, UPCAST: tl.constexpr):
+                 reference_stride, out_stride, WIDTH: tl.constexpr, ADD: tl.constexpr, UPCAST: tl.constexpr,
+                 EARLY: tl.constexpr):
+    await_inputs(EARLY)
     row = tl.program_id(0)
     position = tl.load(inverse + row)
     if position >= 0:
@@ -52,7 +54,7 @@ def merge_rows(residual: torch.Tensor | None, rows: torch.Tensor, inverse: torch
     merge_kernel[(length,)](residual, rows, inverse, reference_y, slot, out, width,
                             0 if residual is None else residual.stride(0), rows.stride(0), reference_y.stride(0),
                             reference_y.stride(1), out.stride(0), WIDTH=min(2048, triton.next_power_of_2(width)),
-                            ADD=residual is not None, UPCAST=INTERPRETED, num_warps=4, **LAUNCH)
+                            ADD=residual is not None, UPCAST=INTERPRETED, num_warps=4, **launch(rows))
     return out
 
 

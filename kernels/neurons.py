@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from rmuscle_kernels.numerics import cast, dot, gelu_tanh
-from rmuscle_kernels.runtime import DTYPES, LAUNCH, expect, jit, multiple, numerics, tl, triton, use_triton
+from rmuscle_kernels.numerics import await_inputs, cast, dot, gelu_tanh
+from rmuscle_kernels.runtime import DTYPES, expect, jit, launch, multiple, numerics, tl, triton, use_triton
 from rmuscle_kernels.tiles import Tiles, tiles_for
 
 PAD = 128  # hidden is padded with zeros to this many neurons, so that no tile of the second launch needs a mask
@@ -26,7 +26,8 @@ PAD = 128  # hidden is padded with zeros to this many neurons, so that no tile o
 @jit(do_not_specialize=['rows', 'n'])
 def neuron_gate_up_kernel(x, gate_up, neurons, slot, hidden, rows, n, x_stride, slot_stride, hidden_stride,
                           WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
-                          CHOSEN: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr):
+                          CHOSEN: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr, EARLY: tl.constexpr):
+    await_inputs(EARLY)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     place = tl.program_id(0) * COLS + tl.arange(0, COLS)
     depth = tl.arange(0, DEPTH)
@@ -53,7 +54,8 @@ def neuron_gate_up_kernel(x, gate_up, neurons, slot, hidden, rows, n, x_stride, 
 def neuron_down_kernel(hidden, down, neurons, slot, residual, partial, arrived, out, rows, n, per_split, hidden_stride,
                        slot_stride, residual_slot_stride, residual_stride, out_stride, WIDTH: tl.constexpr,
                        ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr,
-                       RESIDUAL: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr):
+                       RESIDUAL: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr, EARLY: tl.constexpr):
+    await_inputs(EARLY)
     split = tl.program_id(1)
     splits = tl.num_programs(1)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
@@ -155,14 +157,14 @@ def neuron_ffn(x: torch.Tensor, gate_up: torch.Tensor, down_t: torch.Tensor, neu
     neuron_gate_up_kernel[(triton.cdiv(_padded(n, down.depth), up.cols), row_tiles)](
         x, gate_up, neurons, slot, work.hidden, rows, n, x.stride(0), slot_stride, work.hidden.stride(0), WIDTH=width,
         ROWS=up.rows, COLS=up.cols, DEPTH=up.depth, CHOSEN=neurons is not None, **numerics(x.dtype), **up.launch,
-        **LAUNCH)
+        **launch(x))
     per_split = _padded(triton.cdiv(n, down.splits), down.depth)
     neuron_down_kernel[(width // down.cols, triton.cdiv(n, per_split), triton.cdiv(rows, down.rows))](
         work.hidden, down_t, neurons, slot, residual, work.partial, work.arrived, out, rows, n, per_split,
         work.hidden.stride(0), slot_stride, 0 if residual is None else residual.stride(0),
         0 if residual is None else residual.stride(1), out.stride(0), WIDTH=width, ROWS=down.rows, COLS=down.cols,
         DEPTH=down.depth, CHOSEN=neurons is not None, RESIDUAL=residual is not None, **numerics(x.dtype),
-        **down.launch, **LAUNCH)
+        **down.launch, **launch(x))
     return out
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from rmuscle_kernels.numerics import cast
-from rmuscle_kernels.runtime import DTYPES, INTERPRETED, LAUNCH, expect, jit, tl, triton, use_triton
+from rmuscle_kernels.numerics import await_inputs, cast
+from rmuscle_kernels.runtime import DTYPES, INTERPRETED, expect, jit, launch, tl, triton, use_triton
 
 MAX_WIDTH = 8192
 
@@ -20,7 +20,8 @@ MAX_WIDTH = 8192
 @jit
 def norm_kernel(x, delta, gate, scale, shift, total, y, width, eps, x_stride, delta_stride, total_stride, y_stride,
                 WIDTH: tl.constexpr, ADD: tl.constexpr, GATED: tl.constexpr, SHIFTED: tl.constexpr,
-                UPCAST: tl.constexpr):
+                UPCAST: tl.constexpr, EARLY: tl.constexpr):
+    await_inputs(EARLY)
     row = tl.program_id(0).to(tl.int64)
     col = tl.arange(0, WIDTH)
     mask = col < width
@@ -92,5 +93,5 @@ def _norm(x, scale, shift=None, delta=None, gate=None, *, eps, impl) -> tuple[to
     norm_kernel[(rows,)](
         x, delta, gate, scale, shift, total, y, width, eps, x.stride(0), 0 if delta is None else delta.stride(0),
         total.stride(0), y.stride(0), WIDTH=triton.next_power_of_2(width), ADD=delta is not None,
-        GATED=gate is not None, SHIFTED=shift is not None, UPCAST=INTERPRETED, num_warps=4, **LAUNCH)
+        GATED=gate is not None, SHIFTED=shift is not None, UPCAST=INTERPRETED, num_warps=4, **launch(x))
     return total, y

@@ -10,6 +10,14 @@ from rmuscle_kernels.runtime import jit, tl
 
 
 @jit
+def await_inputs(EARLY: tl.constexpr):
+    """Stands before a kernel's first load or store: wait for the kernel before it, let the one after be launched."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@jit
 def dot(a, b, acc, UPCAST: tl.constexpr, IEEE: tl.constexpr):
     """acc + a @ b with fp32 accumulation; fp32 operands are multiplied as fp32, never as tf32."""
     if UPCAST:

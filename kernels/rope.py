@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import torch
 
-from rmuscle_kernels.numerics import cast
-from rmuscle_kernels.runtime import INTERPRETED, LAUNCH, expect, jit, multiple, tl, triton, use_triton
+from rmuscle_kernels.numerics import await_inputs, cast
+from rmuscle_kernels.runtime import INTERPRETED, expect, jit, launch, multiple, tl, triton, use_triton
 
 
 @jit
 def rope_kernel(qkv, cos, sin, q, k, v, heads, half, qkv_stride, table_stride, q_stride, k_stride, v_stride,
-                HEADS: tl.constexpr, HALF: tl.constexpr, UPCAST: tl.constexpr):
+                HEADS: tl.constexpr, HALF: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr):
+    await_inputs(EARLY)
     row = tl.program_id(0)
     head = tl.arange(0, HEADS)[:, None]  # the query heads, then k, then v
     col = tl.arange(0, HALF)[None, :]
@@ -71,7 +72,7 @@ def rope(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, *,
     q = qkv.new_empty(rows, heads, size)
     rope_kernel[(rows,)](qkv, cos, sin, q, k, v, heads, size // 2, qkv.stride(0), cos.stride(0), q.stride(0),
                          k.stride(0), v.stride(0), HEADS=triton.next_power_of_2(heads + 2),
-                         HALF=triton.next_power_of_2(size // 2), UPCAST=INTERPRETED, num_warps=4, **LAUNCH)
+                         HALF=triton.next_power_of_2(size // 2), UPCAST=INTERPRETED, num_warps=4, **launch(qkv))
     return q, k, v
 
 

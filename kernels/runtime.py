@@ -18,6 +18,9 @@ except ImportError:  # CPU-only hosts and some aarch64 images come without it
 INTERPRETED = triton is not None and bool(triton.knobs.runtime.interpret)
 # 3.10 turns the contraction a*b+c -> fma off unless asked for
 LAUNCH = {'enable_fp_fusion': True}
+# Whether a kernel may be launched while the one before it still runs, and wait on the device (programmatic dependent
+# launch, Hopper and later); read at each launch
+EARLY_LAUNCH = False
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -44,6 +47,12 @@ def use_triton(x: torch.Tensor, impl: str | None) -> bool:
         raise ValueError(f"impl='triton' needs Triton and a CUDA tensor, or TRITON_INTERPRET=1; this tensor is on "
                          f'{x.device}, so leave impl unset to run the torch reference')
     return impl == 'triton' or (impl is None and triton is not None and x.is_cuda)
+
+
+def launch(x: torch.Tensor) -> dict[str, bool]:
+    """Return the options of a launch on x's device, and the constexpr that `numerics.await_inputs` takes."""
+    early = EARLY_LAUNCH and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
+    return {**LAUNCH, 'EARLY': early, **({'launch_pdl': True} if early else {})}
 
 
 def numerics(dtype: torch.dtype) -> dict[str, bool]:

@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import torch
 
-from rmuscle_kernels.runtime import LAUNCH, expect, jit, tl, triton, use_triton
+from rmuscle_kernels.numerics import await_inputs
+from rmuscle_kernels.runtime import expect, jit, launch, tl, triton, use_triton
 
 MAX_TOKENS = 8192
 
 
 @jit(do_not_specialize=['rows'])
 def change_kernel(x, reference, slot, change, rows, width, eps, x_stride, slot_stride, reference_stride,
-                  ROWS: tl.constexpr, WIDTH: tl.constexpr):
+                  ROWS: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr):
+    await_inputs(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     kept = reference + tl.load(slot).to(tl.int64) * slot_stride
     moved = tl.zeros((ROWS,), tl.float32)
@@ -34,7 +36,8 @@ def change_kernel(x, reference, slot, change, rows, width, eps, x_stride, slot_s
 
 
 @jit(do_not_specialize=['rows', 'n_text', 'k'])
-def choose_kernel(change, index, inverse, rows, n_text, k, ROWS: tl.constexpr, TEXT: tl.constexpr):
+def choose_kernel(change, index, inverse, rows, n_text, k, ROWS: tl.constexpr, TEXT: tl.constexpr, EARLY: tl.constexpr):
+    await_inputs(EARLY)
     row = tl.arange(0, ROWS)
     valid = row < rows
     value = tl.load(change + row, mask=valid, other=0.0)
@@ -87,9 +90,9 @@ def select_tokens(x: torch.Tensor, reference: torch.Tensor, slot: torch.Tensor, 
     group = 2048 // block if block < 512 else 1  # narrow rows share a program
     change_kernel[(triton.cdiv(tokens, group),)](
         x, reference, slot, change, tokens, width, eps, x.stride(0), reference.stride(0), reference.stride(1),
-        ROWS=group, WIDTH=block, num_warps=4, **LAUNCH)
+        ROWS=group, WIDTH=block, num_warps=4, **launch(x))
     choose_kernel[(1,)](change, index, inverse, tokens, n_text, k, ROWS=triton.next_power_of_2(tokens),
-                        TEXT=triton.next_power_of_2(max(n_text, 1)), num_warps=4, **LAUNCH)
+                        TEXT=triton.next_power_of_2(max(n_text, 1)), num_warps=4, **launch(x))
     return index, inverse
 
 
