@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rmuscle_core.engine.eager import EagerEngine
+from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.plan import plan_call
 from rmuscle_core.errors import LibraryError
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId
@@ -47,7 +48,7 @@ class MuscleMemory:
     reconstructor's.
     """
 
-    def __init__(self, engine: EagerEngine, settings: Settings, library: EpisodeLibrary | None) -> None:
+    def __init__(self, engine: EagerEngine | GraphEngine, settings: Settings, library: EpisodeLibrary | None) -> None:
         self.engine, self.settings, self.library = engine, settings, library
         self.retriever = Retriever(library.index() if library else None, settings)
         self.working_set = WorkingSet(settings.slots)
@@ -61,6 +62,7 @@ class MuscleMemory:
         """Choose among ready references: the library's, then the previous call, then none (dense)."""
         if settings.mode == 'dense' or settings.reference_source == 'none':
             return Recall('dense', f'mode is {settings.mode}, reference_source is {settings.reference_source}')
+        self.retriever.settings = settings
         ready = self.working_set.ready()
         own = {r.id for r in self.episode}
         if settings.reference_source == 'library':
@@ -82,7 +84,7 @@ class MuscleMemory:
 
     def prepare(self, query: Query, settings: Settings, seconds: float) -> None:
         """Open the reconstructor's interval for the references the next call is likely to need."""
-        self.settings = settings
+        self.settings = self.retriever.settings = settings
         wanted = []
         if settings.mode != 'dense' and settings.reference_source == 'library':
             nearest = self.retriever.nearest(query.key, query.states, query.task, query.views)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import time
@@ -16,17 +17,20 @@ import torch
 
 from rmuscle_core.engine.build import build_engine
 from rmuscle_core.engine.eager import Embedded
-from rmuscle_core.engine.plan import CallPlan, plan_call
+from rmuscle_core.engine.plan import CallPlan, neuron_count, plan_call
 from rmuscle_core.errors import LibraryError
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId, fingerprint
 from rmuscle_core.memory import MuscleMemory, Query, Recall, make_reference
-from rmuscle_core.model import VLA, load_model
+from rmuscle_core.model import VLA, ModelConfig, load_model
 from rmuscle_core.observation import ActionChunk, CallReport, Observation
 from rmuscle_core.processing import Processor
 from rmuscle_core.retrieval import make_key
 from rmuscle_core.settings import Settings
 
 log = logging.getLogger(__name__)
+
+MAX_TASK = 64
+START_S = 60.0  # time to expand what an episode may start with, before the policy reports ready
 
 
 class MusclePolicy:
@@ -60,7 +64,8 @@ class MusclePolicy:
         opened, problem = None, ''
         if library:
             try:
-                opened = EpisodeLibrary.open_or_create(library, fingerprint(checkpoint, model, processor))
+                identity = fingerprint(checkpoint, model, processor, masks=mask_layout(settings or Settings(), model.config))
+                opened = EpisodeLibrary.open_or_create(library, identity)
             except LibraryError as error:
                 if need_library:
                     raise
@@ -117,7 +122,11 @@ class MusclePolicy:
         self.engine.act(embedded, CallPlan(), None)
         self.engine.prepare(self.settings, embedded.text)
         self.reset_episode(prompt)
-        self.memory.reconstructor.wait_idle()
+        self.wait_ready(START_S)
+
+    def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until the references an episode may start with are expanded; False if that takes longer."""
+        return self.memory.reconstructor.wait_idle(timeout_s)
 
     def reset_episode(self, prompt: str) -> None:
         """Forget the running episode and prepare for the first call of the next one; does not block."""
@@ -199,6 +208,15 @@ class Stopwatch:
         self.stages[stage], self._since = 1e3 * (now - self._since), now
 
 
+def mask_layout(settings: Settings, config: ModelConfig) -> str:
+    """What a library's neuron masks must agree in with the arena that takes them."""
+    masked = neuron_count(settings.mask_ratio, config.expert.mlp)
+    return f'{masked} of {config.expert.mlp} neurons per {settings.group_size} steps'
+
+
 def task_of(prompt: str) -> str:
-    """The task a prompt names, as it is written in reference ids and folder names."""
-    return re.sub(r'[^a-z0-9]+', '-', prompt.lower()).strip('-') or 'task'
+    """The task a prompt names, as it is written in reference ids and folder names; at most 64 characters."""
+    slug = re.sub(r'[^a-z0-9]+', '-', prompt.lower()).strip('-') or 'task'
+    if len(slug) <= MAX_TASK:
+        return slug
+    return f'{slug[:MAX_TASK - 9]}-{hashlib.blake2b(slug.encode(), digest_size=4).hexdigest()}'

@@ -15,6 +15,8 @@ from rmuscle_core.errors import RMuscleError
 from rmuscle_core.observation import ActionChunk
 from rmuscle_ros.observe import Snapshot
 
+READY_S = 5.0
+
 
 class InferenceWorker:
     """Runs ``policy`` on a thread of its own; every method here may be called from any thread and returns at once.
@@ -61,11 +63,18 @@ class InferenceWorker:
             self._epoch += 1
 
     def reset(self, prompt: str) -> Future:
-        """Begin a new episode: the call in flight is dropped, the next may use any observation."""
+        """Begin a new episode: the call in flight is dropped, the next may use any observation.
+
+        The future is done when the references that the first call may need are expanded, or after READY_S.
+        """
+        def begin() -> None:
+            self._policy.reset_episode(prompt)
+            self._policy.wait_ready(READY_S)
+
         with self._changed:
             self._epoch += 1
             self._not_before_ns = 0
-        return self.submit(lambda: self._policy.reset_episode(prompt))
+        return self.submit(begin)
 
     def submit(self, task: Callable[[], Any]) -> Future:
         """Run a task on the inference thread, between two calls; the future holds its result."""

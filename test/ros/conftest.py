@@ -62,6 +62,9 @@ class EchoPolicy:
     def reset_episode(self, prompt):
         self.resets.append(prompt)
 
+    def wait_ready(self, timeout_s):
+        return True
+
     def save_episode(self, success=True):
         self.saved.append(success)
         return f'episode-{len(self.saved)}'
