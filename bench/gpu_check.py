@@ -23,6 +23,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,14 @@ def random_at(config: ModelConfig):
     return random_model(config, DEVICE)
 
 
+def early() -> dict[str, object]:
+    """The engine's checks once more with kernels launched while their predecessors drain."""
+    with engine.early_launch():
+        return {'packed': engine.packed_against_plain(random_at(SHALLOW), 11),
+                'graphs': engine.replay_against_eager(random_at(MEDIUM), 12),
+                'race': engine.replays_under_expansion(random_at(MEDIUM), 12, 4 if DRY_RUN else 500)}
+
+
 class RealSize:
     """The pi0.5-sized model, made once; its engines one after another."""
 
@@ -171,11 +180,14 @@ class RealSize:
             row['speedup'] = (rows['dense']['p50'] + rows['dense again']['p50']) / 2 / row['p50']
         return rows
 
-    def choice(self, tile) -> dict[str, object]:
-        """Dense and full with another way to compute the prefix FFN."""
-        with engine.geglu_by(tile):
+    def choice(self, way: AbstractContextManager) -> dict[str, object]:
+        """Dense and full, captured while ``way`` holds, and how far their results are from the present choice's."""
+        before = {mode: self.scene.call(*self.scene.plan(mode)) for mode in ('dense', 'full')}
+        with way:
             scene = engine.make_scene(GraphEngine(self.packed, engine.SETTINGS, len(REAL.cameras)), REAL_TEXT)
-            return {mode: engine.measure(scene, mode, 'default', COUNT, self.peaks) for mode in ('dense', 'full')}
+            return {mode: {**engine.measure(scene, mode, 'default', COUNT, self.peaks),
+                           'difference': engine.largest(scene.call(*scene.plan(mode)), before[mode])}
+                    for mode in ('dense', 'full')}
 
     def shorten(self, chunk: int) -> dict[str, object]:
         """The same weights with another chunk length."""
@@ -196,6 +208,7 @@ def run_all(results: Results) -> None:
     results.step('graphs shallow', lambda: engine.replay_against_eager(random_at(SHALLOW), 11))
     results.step('graphs medium', lambda: engine.replay_against_eager(random_at(MEDIUM), 12))
     results.step('race', lambda: engine.replays_under_expansion(random_at(MEDIUM), 12, 4 if DRY_RUN else 500))
+    results.step('early', early)
     real = RealSize()
     results.step('real build', real.build)
     results.step('real eager', real.eager)
@@ -205,8 +218,10 @@ def run_all(results: Results) -> None:
     if not DRY_RUN:
         for mode in ('dense', 'full'):
             results.step(f'real profile {mode}', lambda mode=mode: engine.kernel_counts(real.scene, mode))
-        results.step('real geglu by cuBLAS', lambda: real.choice(None))
-        results.step('real geglu by TMA', lambda: real.choice(probe.Tile(128, 128, 64, 8, 3, descriptors=True)))
+    results.step('real early launch', lambda: real.choice(engine.early_launch()))
+    results.step('real geglu by cuBLAS', lambda: real.choice(engine.geglu_by(None)))
+    tma = probe.Tile(128, 128, 64, 8, 3, descriptors=True)
+    results.step('real geglu by TMA', lambda: real.choice(engine.geglu_by(None if DRY_RUN else tma)))
     results.step('real table fewer views', lambda: real.table(len(REAL.cameras) - 1, ('default',)))
     results.step('real table chunk 10', lambda: real.shorten(3 if DRY_RUN else 10))
     results.step('kernels times', lambda: kernels(results.path, 'times'))

@@ -26,7 +26,7 @@ from rmuscle_core.library import Reference, ReferenceId
 from rmuscle_core.model import VLA
 from rmuscle_core.retrieval import make_key
 from rmuscle_core.settings import PROFILES, Settings
-from rmuscle_kernels import tiles
+from rmuscle_kernels import runtime, tiles
 
 SETTINGS = Settings(slots=4)
 SPARE_SLOT = 3  # expanded into while calls read the others
@@ -45,6 +45,16 @@ def geglu_by(tile: tiles.Tile | None) -> Iterator[None]:
         yield
     finally:
         tiles.TABLE.update(saved)
+
+
+@contextmanager
+def early_launch() -> Iterator[None]:
+    """Within, kernels are launched while their predecessors drain."""
+    runtime.EARLY_LAUNCH = True
+    try:
+        yield
+    finally:
+        runtime.EARLY_LAUNCH = False
 
 
 def largest(left: torch.Tensor, right: torch.Tensor) -> float:
