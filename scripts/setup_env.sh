@@ -47,6 +47,7 @@ rmuscle_hash() { sha256sum | cut -c1-32; }
 rmuscle_install_python() {
   local python requirements=(-r "$RMUSCLE_ROOT/requirements.txt") options=() source=wheels key
   local stamp="$RMUSCLE_ROOT/.venv/.requirements"
+  local pip=("$RMUSCLE_ROOT/.venv/bin/python" -m pip install --quiet --progress-bar off --disable-pip-version-check)
   python=$(rmuscle_find_python) || return 1
   if [ -n "${ROS_DISTRO:-}" ] && "$python" -c 'import rclpy' 2>/dev/null; then
     source=$ROS_DISTRO
@@ -64,10 +65,10 @@ rmuscle_install_python() {
   rm -rf "$RMUSCLE_ROOT/build" "$RMUSCLE_ROOT/install"  # CMake would remember the interpreter of the old environment
   "$python" -m venv --clear "${options[@]}" "$RMUSCLE_ROOT/.venv" || return 1
   rmuscle_say 'installing the pinned requirements (some minutes)'
-  # One command, so that torch and colcon agree on setuptools.
-  "$RMUSCLE_ROOT/.venv/bin/pip" install --quiet --progress-bar off --disable-pip-version-check "${requirements[@]}" \
-    && "$RMUSCLE_ROOT/.venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
-      -e "$RMUSCLE_ROOT" || return 1
+  # The pip of Python 3.10 cannot solve these. One command, so that torch and colcon agree on setuptools.
+  "${pip[@]}" --upgrade 'pip>=25' \
+    && "${pip[@]}" "${requirements[@]}" \
+    && "${pip[@]}" --no-deps --no-build-isolation -e "$RMUSCLE_ROOT" || return 1
   echo "$key" >"$stamp"
 }
 
