@@ -16,10 +16,12 @@ PI05 = ModelConfig('pi05', VisionConfig(), TransformerConfig(2048, 18, 16384), T
                    rounded_rope=True)
 SIZES = {
     'pi05': PI05,
-    # Every width of pi0.5 and the tokens of a view divided by 4; depth, chunk, steps and ratios of widths as they are.
-    'medium': replace(PI05, vision=VisionConfig(112, 14, 288, 27, 1076, 16), dtype='float32', vocab=1024,
-                      prefix=TransformerConfig(512, 18, 4096, head_dim=64), numerics='lerobot', rounded_rope=False,
-                      expert=TransformerConfig(256, 18, 1024, head_dim=64)),
+    # Three eighths of pi0.5's widths, two thirds of its depth, a quarter of the tokens of a view; chunk, steps and
+    # the ratios between widths as they are. A quarter of the tokens makes a CPU, which is bound by arithmetic in both
+    # phases, spend its time as a GPU does on the full size: there denoising is bound by memory.
+    'medium': replace(PI05, vision=VisionConfig(112, 14, 432, 18, 1614, 12), dtype='float32', vocab=1024,
+                      prefix=TransformerConfig(768, 12, 6144, 6, 1, 128), numerics='lerobot', rounded_rope=False,
+                      expert=TransformerConfig(384, 12, 1536, 6, 1, 128)),
     # As the policy of the simulated work cell.
     'small': ModelConfig('pi05', VisionConfig(64, 8, 128, 4, 512, 4), TransformerConfig(192, 6, 1536, 4, 1, 48),
                          TransformerConfig(128, 6, 512, 4, 1, 48), vocab=259, cameras=CAMERAS, state_dim=14,
@@ -28,7 +30,7 @@ SIZES = {
                         TransformerConfig(16, 3, 32, 2, 1, 8), vocab=40, cameras=CAMERAS[:2], state_dim=4,
                         action_dim=4, chunk_size=6, execute_steps=6, steps=4),
 }
-TEXT = {'pi05': 50, 'medium': 12, 'small': 64, 'tiny': 5}  # prompt tokens, about what the model's tokenizer makes
+TEXT = {'pi05': 50, 'medium': 12, 'small': 52, 'tiny': 5}  # prompt tokens, about what the model's tokenizer makes
 
 
 def sized(name: str, views: int | None = None, chunk: int | None = None, dtype: str | None = None) -> ModelConfig:
