@@ -9,6 +9,8 @@ import torch
 from rmuscle_core.bench import calls, layers, reconstruct, runs
 from rmuscle_core.bench.sizes import SIZES, TEXT, random_model
 from rmuscle_core.cli import main
+from rmuscle_core.engine.eager import EagerEngine
+from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.library import ReferenceId
 from rmuscle_core.model import TransformerConfig, save_checkpoint
 from rmuscle_core.settings import PROFILES, Settings
@@ -104,3 +106,14 @@ def test_an_absent_device_is_one_sentence(capsys):
 def test_too_many_views_are_refused(capsys):
     assert main(['bench', '--size', 'tiny', '--views', '9', '--rounds', '1']) == 3
     assert '--views must lie in [1, 3], not 9' in capsys.readouterr().err
+
+
+def test_the_graph_engine_is_measured_against_the_eager_one_too(monkeypatch):
+    monkeypatch.setattr(calls, 'build_engine', GraphEngine)
+    config = SIZES['tiny']
+    inputs = calls.random_inputs(config, TEXT['tiny'])
+    variants = {v.name: v for v in calls.make_variants(random_model(config, CPU), Settings(), inputs)}
+    assert isinstance(variants['dense_eager'].engine, EagerEngine) and variants['dense_eager'].slot is None
+    assert isinstance(variants['full.default'].engine, GraphEngine)
+    found = calls.compare_calls(list(variants.values()), inputs, rounds=1)
+    assert set(found.speedups) == {*variants} - {'dense'}
