@@ -14,7 +14,7 @@ import math
 
 import torch
 
-from rmuscle_kernels.numerics import await_inputs, cast, dot
+from rmuscle_kernels.numerics import await_inputs, cast, dot, prefetch
 from rmuscle_kernels.runtime import expect, jit, launch, numerics, tl, triton, use_triton
 from rmuscle_kernels.tiles import Tile, tiles_for
 
@@ -27,14 +27,19 @@ MAX_SPLITS = 16
 def attend_kernel(q, k, v, kv_len, out, partial, stats, rows, scale, k_stride, v_stride, HEAD: tl.constexpr,
                   ROWS: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr, UPCAST: tl.constexpr,
                   IEEE: tl.constexpr, EARLY: tl.constexpr):
-    await_inputs(EARLY)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     split = tl.program_id(1)
     width = tl.arange(0, HEAD)
-    valid = tl.load(kv_len)
+    valid = tl.load(kv_len)  # set long before; the keys may still be on their way to the cache, which is no harm to L2
     share = tl.cdiv(tl.cdiv(valid, KEYS), SPLITS) * KEYS
     first = split * share
     stop = tl.minimum(first + share, valid)
+    if EARLY:
+        ahead = tl.minimum(first + tl.arange(0, KEYS), valid - 1)[:, None]
+        line = tl.arange(0, (HEAD + 63) // 64)[None, :] * 64
+        prefetch(k + ahead * k_stride + line)
+        prefetch(v + ahead * v_stride + line)
+    await_inputs(EARLY)
     # tails read the last row again: no masks in the loop, and nothing beyond the valid rows is ever touched
     a = tl.load(q + tl.minimum(row, rows - 1)[:, None] * HEAD + width[None, :])
     best = tl.full((ROWS,), float('-inf'), tl.float32)
@@ -61,8 +66,8 @@ def attend_kernel(q, k, v, kv_len, out, partial, stats, rows, scale, k_stride, v
         place = split * rows + row
         tl.store(stats + place, best, mask=inside)
         tl.store(stats + SPLITS * rows + place, total, mask=inside)
-        if first < stop:
-            tl.store(partial + place[:, None] * HEAD + width[None, :], acc, mask=inside[:, None])
+        # also without keys, as zeros: joining then need not know before it loads
+        tl.store(partial + place[:, None] * HEAD + width[None, :], acc, mask=inside[:, None])
 
 
 @jit
@@ -73,10 +78,11 @@ def join_kernel(partial, stats, out, rows, HEAD: tl.constexpr, SPLITS: tl.conste
     width = tl.arange(0, HEAD)
     split = tl.arange(0, PADDED)
     place = split * rows + row
-    best = tl.load(stats + place, mask=split < SPLITS, other=float('-inf'))
-    share = tl.exp2(best - tl.max(best, axis=0))  # 0 for a split without keys, whose part was not written
-    total = tl.load(stats + SPLITS * rows + place, mask=split < SPLITS, other=0.0)
-    part = tl.load(partial + place[:, None] * HEAD + width[None, :], mask=(share > 0.0)[:, None], other=0.0)
+    real = split < SPLITS
+    part = tl.load(partial + place[:, None] * HEAD + width[None, :], mask=real[:, None], other=0.0)
+    best = tl.load(stats + place, mask=real, other=float('-inf'))
+    total = tl.load(stats + SPLITS * rows + place, mask=real, other=0.0)
+    share = tl.exp2(best - tl.max(best, axis=0))  # 0 for a split without keys
     y = tl.sum(part * share[:, None], axis=0) / tl.sum(total * share, axis=0)
     tl.store(out + row * HEAD + width, cast(y, out.dtype.element_ty, UPCAST))
 

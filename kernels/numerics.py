@@ -18,6 +18,19 @@ def await_inputs(EARLY: tl.constexpr):
 
 
 @jit
+def prefetch(pointers):
+    """Before `await_inputs`: bring the cache line at each pointer to L2, of what no kernel before writes: weights."""
+    tl.inline_asm_elementwise('prefetch.global.L2 [$1]; mov.b32 $0, 0;', '=r,l', [pointers.to(tl.int64)],
+                              dtype=tl.int32, is_pure=False, pack=1)
+
+
+@jit
+def paired(values, ROWS: tl.constexpr, PAIRS: tl.constexpr):
+    """Columns 0, 2, 4 .. and 1, 3, 5 .. of [ROWS, 2 PAIRS]; a thread of a tensor-core tile holds both of a pair."""
+    return tl.split(tl.reshape(values, (ROWS, PAIRS, 2)))
+
+
+@jit
 def dot(a, b, acc, UPCAST: tl.constexpr, IEEE: tl.constexpr):
     """acc + a @ b with fp32 accumulation; fp32 operands are multiplied as fp32, never as tf32."""
     if UPCAST:
@@ -37,6 +50,17 @@ def cast(value, dtype: tl.constexpr, UPCAST: tl.constexpr):
         return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         return value.to(dtype)
+
+
+@jit
+def scaled(a, square, scale, UPCAST: tl.constexpr):
+    """Part of an RMS norm folded into a product: (a * (1 + scale) in a's dtype, square + sum of a^2 by row).
+
+    Dividing rows by their RMS commutes with the product and is left for after it. scale: pointers to a's columns.
+    """
+    value = a.to(tl.float32)
+    square += tl.sum(value * value, axis=1)
+    return cast(value * (1.0 + tl.load(scale))[None, :], a.dtype, UPCAST), square
 
 
 @jit

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What stands between two denoise steps, in one launch: off the residual stream, one Euler step, onto it again.
 
-    velocity = action_out @ norm(stream) + bias        actions -= dt * velocity        stream = action_in @ actions + bias
+    velocity = action_out @ norm(stream) + bias      actions -= dt * velocity      stream = action_in @ actions + bias
 
 All of it in fp32, as the checkpoints compute it; only the stream is rounded. One program per action row: its two
 products are small, and as matmuls of their own they would cost more in launches than in work.
