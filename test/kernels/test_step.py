@@ -46,7 +46,19 @@ def test_first_last_and_middle_step(parts, names, impl, dtype, rounding):
     torch.testing.assert_close(stream.double(), want_stream, atol=rounding, rtol=rounding)
 
 
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('impl', ['triton', 'reference'])
+def test_leaves_what_the_next_norm_wants(parts, random, device, impl, dtype):
+    actions, stream, vectors = parts(dtype)
+    scale, scaled = random(WIDTH), torch.full((ROWS, WIDTH), float('nan'), dtype=dtype, device=device)
+    squares = torch.full((1, ROWS), float('nan'), device=device)
+    denoise_step(actions, stream, DT, **vectors, following=(scale, scaled, squares), impl=impl)
+    torch.testing.assert_close(squares[0], stream.float().square().sum(-1))
+    torch.testing.assert_close(scaled, (stream.float() * (1 + scale)).to(dtype))
+
+
 @pytest.mark.parametrize('change, words', [
+    ({'action_in': None, 'following': (torch.zeros(512), torch.zeros(5, 512), torch.zeros(1, 5))}, 'needs action_in'),
     ({'norm': None}, 'belong together'), ({'action_in': (torch.zeros(16, 512), torch.zeros(512))}, 'action_in'),
     ({'stream': torch.zeros(5, 100), 'norm': (torch.zeros(100),) * 2, 'action_in': None,
       'action_out': (torch.zeros(16, 100), torch.zeros(16))}, 'multiples of 256'),
