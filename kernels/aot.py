@@ -23,7 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rmuscle_kernels import attention, geglu, merge, neurons, norms, rope, select
+from rmuscle_kernels import attention, geglu, layer, merge, neurons, norms, rope, select
 from rmuscle_kernels.runtime import LAUNCH
 from rmuscle_kernels.tiles import Tile, Tiles, capability_tiles
 
@@ -57,7 +57,7 @@ def specs(tiles: Tiles, *, prefix_width: int = 2048, expert_width: int = 1024) -
                 'x_stride': step, 'slot_stride': step, 'reference_stride': step}, {'ROWS': 1, 'WIDTH': 2048})
     yield Spec('choose', select.choose_kernel,
                {'change': f32, 'index': i32, 'inverse': i32, 'rows': 'i32', 'n_text': 'i32', 'k': 'i32'},
-               {'ROWS': 1024, 'TEXT': 64})
+               {'ROWS': 1024, 'TEXT': 64}, {'num_warps': 1})
     yield Spec('activate', geglu.activate_kernel,
                {'gate_up': bf16, 'out': bf16, 'features': step, 'gate_up_stride': step, 'out_stride': step},
                {'COLS': 1024, 'UPCAST': False})
@@ -87,19 +87,35 @@ def specs(tiles: Tiles, *, prefix_width: int = 2048, expert_width: int = 1024) -
 
 
 def _neuron_specs(tiles: Tiles, width: int) -> Iterator[Spec]:
-    bf16, i32, step = '*bf16', '*i32', 'i32:16'
-    up, down = tiles.neuron_gate_up, tiles.neuron_down
-    yield Spec('neuron_gate_up', neurons.neuron_gate_up_kernel,
-               {'x': bf16, 'gate_up': bf16, 'neurons': i32, 'slot': i32, 'hidden': bf16, 'rows': 'i32', 'n': 'i32',
-                'x_stride': step, 'slot_stride': step, 'hidden_stride': step},
-               {'WIDTH': width, 'ROWS': up.rows, 'COLS': up.cols, 'DEPTH': up.depth, 'CHOSEN': True, **GPU_NUMERICS},
-               up.launch, matmul=True)
-    yield Spec('neuron_down', neurons.neuron_down_kernel,
-               {'hidden': bf16, 'down': bf16, 'neurons': i32, 'slot': i32, 'residual': bf16, 'partial': '*fp32',
-                'arrived': i32, 'out': bf16, 'rows': 'i32', 'n': 'i32', 'per_split': step, 'hidden_stride': step,
-                'slot_stride': step, 'residual_slot_stride': step, 'residual_stride': step, 'out_stride': step},
-               {'WIDTH': width, 'ROWS': down.rows, 'COLS': down.cols, 'DEPTH': down.depth, 'CHOSEN': True,
-                'RESIDUAL': True, **GPU_NUMERICS}, down.launch, matmul=True)
+    bf16, i32, f32, step = '*bf16', '*i32', '*fp32', 'i32:16'
+    down = tiles.neuron_down
+    for folded in (False, True):
+        suffix = '_in_layer' if folded else ''
+        plain = {'PARTS': 32} if folded else {'squares': None, 'offset': None, 'PARTS': 0}
+        for name, up in (('neuron_gate_up', tiles.neuron_gate_up), ('neuron_gate_up_wide', tiles.neuron_gate_up_wide)):
+            yield Spec(name + suffix, neurons.neuron_gate_up_kernel,
+                       {'x': bf16, 'squares': f32, 'offset': f32, 'gate_up': bf16, 'neurons': i32, 'slot': i32,
+                        'hidden': bf16, 'rows': 'i32', 'n': 'i32', 'eps': 'fp32', 'x_stride': step,
+                        'slot_stride': step, 'hidden_stride': step},
+                       {'WIDTH': width, 'ROWS': up.rows, 'COLS': up.cols, 'DEPTH': up.depth, 'CHOSEN': True,
+                        **plain, **GPU_NUMERICS}, up.launch, matmul=True)
+        added = ('stream', 'gate', 'scale', 'scaled', 'squares')
+        plain = {} if folded else dict.fromkeys(added)
+        yield Spec('neuron_down' + suffix, neurons.neuron_down_kernel,
+                   {**dict.fromkeys(('hidden', 'down', 'residual', 'stream', 'scaled', 'out'), bf16),
+                    **dict.fromkeys(('gate', 'scale', 'squares', 'partial'), f32), 'neurons': i32, 'slot': i32,
+                    'arrived': i32, 'rows': 'i32', 'n': 'i32', 'per_split': step, 'hidden_stride': step,
+                    'slot_stride': step, 'residual_slot_stride': step, 'residual_stride': step, 'stream_stride': step,
+                    'out_stride': step},
+                   {'WIDTH': width, 'ROWS': down.rows, 'COLS': down.cols, 'DEPTH': down.depth, 'CHOSEN': True,
+                    'RESIDUAL': True, 'ADD': folded, **plain, **GPU_NUMERICS}, down.launch, matmul=True)
+    up = tiles.neuron_gate_up
+    yield Spec('qkv', layer.qkv_kernel,
+               {**dict.fromkeys(('x', 'weight', 'q', 'k', 'v'), bf16),
+                **dict.fromkeys(('squares', 'offset', 'cos', 'sin'), f32), 'rows': 'i32', 'heads': 'i32', 'eps': 'fp32',
+                'k_stride': step, 'v_stride': step},
+               {'WIDTH': width, 'HALF': 128, 'ROWS': up.rows, 'COLS': up.cols, 'DEPTH': up.depth, 'PARTS': 32,
+                **GPU_NUMERICS}, up.launch, matmul=True)
 
 
 def _attention_specs(tile: Tile) -> Iterator[Spec]:

@@ -16,46 +16,59 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from rmuscle_kernels.numerics import await_inputs, cast, dot, gelu_tanh
+from rmuscle_kernels.numerics import await_inputs, cast, dot, gelu_tanh, paired, prefetch, row_scale
 from rmuscle_kernels.runtime import DTYPES, expect, jit, launch, multiple, numerics, tl, triton, use_triton
 from rmuscle_kernels.tiles import Tiles, tiles_for
 
+EPS = 1e-6
 PAD = 128  # hidden is padded with zeros to this many neurons, so that no tile of the second launch needs a mask
 
 
 @jit(do_not_specialize=['rows', 'n'])
-def neuron_gate_up_kernel(x, gate_up, neurons, slot, hidden, rows, n, x_stride, slot_stride, hidden_stride,
-                          WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr,
-                          CHOSEN: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr, EARLY: tl.constexpr):
-    await_inputs(EARLY)
+def neuron_gate_up_kernel(x, squares, offset, gate_up, neurons, slot, hidden, rows, n, eps, x_stride, slot_stride,
+                          hidden_stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+                          DEPTH: tl.constexpr, CHOSEN: tl.constexpr, PARTS: tl.constexpr, UPCAST: tl.constexpr,
+                          IEEE: tl.constexpr, EARLY: tl.constexpr):
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    place = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    depth = tl.arange(0, DEPTH)
-    neuron = tl.minimum(place, n - 1)  # tails read valid memory again and are zeroed below
+    # a neuron's gate and up are neighbours in memory and in the tile: one product for both
+    pair = tl.arange(0, 2 * COLS)
+    neuron = tl.minimum(tl.program_id(0) * COLS + pair // 2, n - 1)  # tails read valid memory again, zeroed below
     if CHOSEN:
         neuron = tl.load(neurons + tl.load(slot).to(tl.int64) * slot_stride + neuron)
-    x_block = x + tl.minimum(row, rows - 1)[:, None] * x_stride + depth[None, :]
-    gate_block = gate_up + neuron[None, :] * (2 * WIDTH) + depth[:, None]
-    gate = tl.zeros((ROWS, COLS), tl.float32)
-    up = tl.zeros((ROWS, COLS), tl.float32)
+    feature = neuron * 2 + pair % 2
+    if PARTS:
+        added = tl.load(offset + feature)
+    if EARLY:
+        for start in tl.static_range(0, WIDTH, DEPTH):
+            prefetch(gate_up + feature[None, :] * WIDTH + (start + tl.arange(0, DEPTH // 64) * 64)[:, None])
+    await_inputs(EARLY)
+    depth = tl.arange(0, DEPTH)
+    inside = row < rows
+    x_block = x + row[:, None] * x_stride + depth[None, :]
+    weight_block = gate_up + feature[None, :] * WIDTH + depth[:, None]
+    acc = tl.zeros((ROWS, 2 * COLS), tl.float32)
+    if PARTS:
+        shrink = row_scale(squares, row, rows, eps, PARTS, WIDTH)
     for _ in range(0, WIDTH, DEPTH):
-        a = tl.load(x_block)
-        b = tl.load(gate_block)
-        c = tl.load(gate_block + WIDTH)
-        gate = dot(a, b, gate, UPCAST, IEEE)
-        up = dot(a, c, up, UPCAST, IEEE)
+        a = tl.load(x_block, mask=inside[:, None], other=0.0)
+        b = tl.load(weight_block)
+        acc = dot(a, b, acc, UPCAST, IEEE)
         x_block += DEPTH
-        gate_block += DEPTH
-    h = tl.where((row < rows)[:, None] & (place < n)[None, :], gelu_tanh(gate) * up, 0.0)
+        weight_block += DEPTH
+    if PARTS:
+        acc = acc * shrink[:, None] + added[None, :]
+    gate, up = paired(acc, ROWS, COLS)
+    place = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    h = tl.where(inside[:, None] & (place < n)[None, :], gelu_tanh(gate) * up, 0.0)
     tl.store(hidden + row[:, None] * hidden_stride + place[None, :], cast(h, hidden.dtype.element_ty, UPCAST))
 
 
 @jit(do_not_specialize=['rows', 'n'])
-def neuron_down_kernel(hidden, down, neurons, slot, residual, partial, arrived, out, rows, n, per_split, hidden_stride,
-                       slot_stride, residual_slot_stride, residual_stride, out_stride, WIDTH: tl.constexpr,
-                       ROWS: tl.constexpr, COLS: tl.constexpr, DEPTH: tl.constexpr, CHOSEN: tl.constexpr,
-                       RESIDUAL: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr, EARLY: tl.constexpr):
-    await_inputs(EARLY)
+def neuron_down_kernel(hidden, down, neurons, slot, residual, stream, gate, scale, scaled, squares, partial, arrived,
+                       out, rows, n, per_split, hidden_stride, slot_stride, residual_slot_stride, residual_stride,
+                       stream_stride, out_stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+                       DEPTH: tl.constexpr, CHOSEN: tl.constexpr, RESIDUAL: tl.constexpr, ADD: tl.constexpr,
+                       UPCAST: tl.constexpr, IEEE: tl.constexpr, EARLY: tl.constexpr):
     split = tl.program_id(1)
     splits = tl.num_programs(1)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
@@ -68,6 +81,9 @@ def neuron_down_kernel(hidden, down, neurons, slot, residual, partial, arrived, 
     neuron = tl.minimum(depth, n - 1)
     if CHOSEN:
         neuron = tl.load(neurons + neuron)
+    if EARLY:
+        prefetch(down + neuron * WIDTH + tl.program_id(0) * COLS)
+    await_inputs(EARLY)
     acc = tl.zeros((ROWS, COLS), tl.float32)
     for _ in range(split * per_split, stop, DEPTH):
         a = tl.load(hidden + row[:, None] * hidden_stride + depth[None, :])
@@ -92,7 +108,17 @@ def neuron_down_kernel(hidden, down, neurons, slot, residual, partial, arrived, 
         for part in range(splits):
             # .cg: other processors wrote these, so this one's L1 must not answer
             total += tl.load(partial + part * size + place, cache_modifier='.cg')
-        tl.store(out + row[:, None] * out_stride + col[None, :], cast(total, out.dtype.element_ty, UPCAST), mask=mask)
+        if ADD:
+            before = tl.load(stream + row[:, None] * stream_stride + col[None, :], mask=mask, other=0.0)
+            total = before.to(tl.float32) + total * tl.load(gate + col)[None, :]
+        result = cast(total, out.dtype.element_ty, UPCAST)
+        place = row[:, None] * out_stride + col[None, :]
+        tl.store(out + place, result, mask=mask)
+        if ADD:
+            value = tl.where(mask, result.to(tl.float32), 0.0)
+            following = value * (1.0 + tl.load(scale + col))[None, :]
+            tl.store(scaled + place, cast(following, out.dtype.element_ty, UPCAST), mask=mask)
+            tl.store(squares + tl.program_id(0) * rows + row, tl.sum(value * value, axis=1), mask=row < rows)
         tl.store(counter, 0)  # ready for the next launch, or the next replay of a CUDA graph
 
 
@@ -142,8 +168,7 @@ def neuron_ffn(x: torch.Tensor, gate_up: torch.Tensor, down_t: torch.Tensor, neu
     n = _check(x, gate_up, down_t, neurons, slot, n, residual, out)
     rows, width = x.shape
     tiles = tiles or tiles_for(x.device)
-    up, down = tiles.neuron_gate_up, tiles.neuron_down
-    unit = max(up.depth, down.cols)
+    unit = tiles.neuron_unit
     suits = x.dtype != torch.float32 and width % unit == 0
     if n == 0 or not use_triton(x, impl) or (impl is None and not suits):
         y = neuron_ffn_reference(x, gate_up, down_t, neurons, slot, n, residual)
@@ -152,30 +177,53 @@ def neuron_ffn(x: torch.Tensor, gate_up: torch.Tensor, down_t: torch.Tensor, neu
     work = workspace or neuron_workspace(rows, width, n, x.dtype, x.device, tiles=tiles)
     work.check(rows, width, n, tiles)
     out = torch.empty_like(x) if out is None else out
-    slot_stride = 0 if neurons is None else neurons.stride(0)
+    launch_gate_up(x, None, None, gate_up, neurons, slot, n, work.hidden, tiles)
+    launch_down(work.hidden, down_t, neurons, slot, n, residual, work, out, tiles)
+    return out
+
+
+def launch_gate_up(x, squares, offset, gate_up, neurons, slot, n, hidden, tiles: Tiles) -> None:
+    """First launch, unchecked; squares and offset not None: x is a stream that was only scaled, see layer.py."""
+    rows, width = x.shape
+    up, down = tiles.gate_up_for(n), tiles.neuron_down
     row_tiles = triton.cdiv(_padded(rows, down.rows), up.rows)
     neuron_gate_up_kernel[(triton.cdiv(_padded(n, down.depth), up.cols), row_tiles)](
-        x, gate_up, neurons, slot, work.hidden, rows, n, x.stride(0), slot_stride, work.hidden.stride(0), WIDTH=width,
-        ROWS=up.rows, COLS=up.cols, DEPTH=up.depth, CHOSEN=neurons is not None, **numerics(x.dtype), **up.launch,
-        **launch(x))
+        x, squares, offset, gate_up, neurons, slot, hidden, rows, n, EPS, x.stride(0),
+        0 if neurons is None else neurons.stride(0), hidden.stride(0), WIDTH=width, ROWS=up.rows, COLS=up.cols,
+        DEPTH=up.depth, CHOSEN=neurons is not None, PARTS=0 if squares is None else squares.shape[0],
+        **numerics(x.dtype), **up.launch, **launch(x))
+
+
+def launch_down(hidden, down_t, neurons, slot, n, residual, work: NeuronWorkspace, out, tiles: Tiles,
+                add: tuple[torch.Tensor, ...] | None = None) -> None:
+    """Second launch, unchecked.
+
+    add: (stream, gate, scale, scaled, squares) when the result is gated and added to a stream, see layer.py.
+    """
+    rows, width = out.shape
+    stream, gate, scale, scaled, squares = add or (None,) * 5
+    down = tiles.neuron_down
     per_split = _padded(triton.cdiv(n, down.splits), down.depth)
     neuron_down_kernel[(width // down.cols, triton.cdiv(n, per_split), triton.cdiv(rows, down.rows))](
-        work.hidden, down_t, neurons, slot, residual, work.partial, work.arrived, out, rows, n, per_split,
-        work.hidden.stride(0), slot_stride, 0 if residual is None else residual.stride(0),
-        0 if residual is None else residual.stride(1), out.stride(0), WIDTH=width, ROWS=down.rows, COLS=down.cols,
-        DEPTH=down.depth, CHOSEN=neurons is not None, RESIDUAL=residual is not None, **numerics(x.dtype),
-        **down.launch, **launch(x))
-    return out
+        hidden, down_t, neurons, slot, residual, stream, gate, scale, scaled, squares, work.partial, work.arrived, out,
+        rows, n, per_split, hidden.stride(0), 0 if neurons is None else neurons.stride(0),
+        0 if residual is None else residual.stride(0), 0 if residual is None else residual.stride(1),
+        0 if stream is None else stream.stride(0), out.stride(0),
+        WIDTH=width, ROWS=down.rows, COLS=down.cols, DEPTH=down.depth, CHOSEN=neurons is not None,
+        RESIDUAL=residual is not None, ADD=add is not None, **numerics(out.dtype), **down.launch, **launch(out))
 
 
 def neuron_ffn_reference(x: torch.Tensor, gate_up: torch.Tensor, down_t: torch.Tensor,
                          neurons: torch.Tensor | None = None, slot: torch.Tensor | None = None, n: int | None = None,
-                         residual: torch.Tensor | None = None) -> torch.Tensor:
-    """Torch reference of `neuron_ffn`."""
+                         residual: torch.Tensor | None = None, offset: torch.Tensor | None = None) -> torch.Tensor:
+    """Torch reference of `neuron_ffn`; offset: fp32 [N, 2] added to gate and up, see layer.py."""
     if neurons is not None:
         chosen = neurons.index_select(0, slot)[0, :n]
         gate_up, down_t = gate_up.index_select(0, chosen), down_t.index_select(0, chosen)
+        offset = None if offset is None else offset.index_select(0, chosen)
     gate, up = F.linear(x, gate_up[:, 0]), F.linear(x, gate_up[:, 1])
+    if offset is not None:
+        gate, up = ((part.float() + side).to(x.dtype) for part, side in zip((gate, up), offset.unbind(1)))
     y = (F.gelu(gate, approximate='tanh') * up) @ down_t
     return y if residual is None else y + residual.index_select(0, slot)[0]
 
@@ -186,7 +234,7 @@ def _padded(size: int, to: int) -> int:
 
 def _scratch(rows: int, width: int, n: int, tiles: Tiles) -> tuple[int, int, int, int]:
     down = tiles.neuron_down
-    tall = _padded(rows, max(down.rows, tiles.neuron_gate_up.rows))
+    tall = _padded(rows, max(down.rows, tiles.neuron_gate_up.rows, tiles.neuron_gate_up_wide.rows))
     return tall, _padded(n, PAD), down.splits * tall * width, tall // down.rows * (width // down.cols)
 
 

@@ -53,14 +53,11 @@ def cast(value, dtype: tl.constexpr, UPCAST: tl.constexpr):
 
 
 @jit
-def scaled(a, square, scale, UPCAST: tl.constexpr):
-    """Part of an RMS norm folded into a product: (a * (1 + scale) in a's dtype, square + sum of a^2 by row).
-
-    Dividing rows by their RMS commutes with the product and is left for after it. scale: pointers to a's columns.
-    """
-    value = a.to(tl.float32)
-    square += tl.sum(value * value, axis=1)
-    return cast(value * (1.0 + tl.load(scale))[None, :], a.dtype, UPCAST), square
+def row_scale(squares, row, rows, eps, PARTS: tl.constexpr, WIDTH: tl.constexpr):
+    """1 / RMS of each row from its sums of squares over parts of the columns, [PARTS, rows], a power of two of them."""
+    part = tl.arange(0, PARTS)[:, None]
+    sums = tl.load(squares + part * rows + row[None, :], mask=(row < rows)[None, :], other=0.0)
+    return tl.rsqrt(tl.sum(sums, axis=0) / WIDTH + eps)
 
 
 @jit

@@ -36,20 +36,37 @@ class Tiles:
 
     geglu: Tile | None  # two accumulators, gate and up; None where cuBLAS and an elementwise kernel are faster
     neuron_gate_up: Tile
+    neuron_gate_up_wide: Tile  # for so many neurons that the other would take two waves of programs
     neuron_down: Tile
     attention: Tile  # queries, head_dim (the kernel takes it from its operands), keys read at a time
 
+    def gate_up_for(self, neurons: int) -> Tile:
+        """The tile of the neuron FFN's first launch."""
+        one_wave = neurons <= WAVE * self.neuron_gate_up.cols
+        return self.neuron_gate_up if one_wave else self.neuron_gate_up_wide
 
+    @property
+    def neuron_unit(self) -> int:
+        """What the width of a neuron FFN must be a multiple of."""
+        return max(self.neuron_gate_up.depth, self.neuron_gate_up_wide.depth, self.neuron_down.cols)
+
+
+WAVE = 132  # programs that run at once where each takes a whole multiprocessor
 NEURON_GATE_UP = Tile(64, 16, 128, warps=4, stages=3)
 NEURON_DOWN = Tile(64, 64, 64, warps=4, stages=4, splits=8)
-# 99 KB of shared memory and 255 registers: a deeper tile spills
-SMALL = Tiles(Tile(128, 128, 32, warps=8, stages=3), NEURON_GATE_UP, NEURON_DOWN, Tile(64, 256, 32, stages=2))
-LARGE = Tiles(Tile(128, 128, 64, warps=8, stages=3), NEURON_GATE_UP, NEURON_DOWN, Tile(64, 256, 64, stages=2))
-# the widest attention tiles that do not spill
-TENSOR_MEMORY = replace(LARGE, attention=Tile(64, 256, 32, stages=2))
-TABLE = {87: SMALL, 89: SMALL, 90: LARGE, 100: TENSOR_MEMORY, 110: TENSOR_MEMORY,
+NEURON_WIDE = Tile(64, 32, 128, warps=4, stages=3)
+# 99 KB of shared memory and 255 registers: a deeper geglu tile or a wider attention tile spills
+SMALL = Tiles(Tile(128, 128, 32, warps=8, stages=3), NEURON_GATE_UP, NEURON_WIDE, NEURON_DOWN,
+              Tile(64, 256, 32, stages=2))
+# measured on an H200: the neuron tiles are the fastest of those in bench/kernel_checks.py, and cuBLAS with an
+# elementwise kernel beats every fused geglu
+HOPPER = Tiles(None, Tile(64, 16, 256, warps=4, stages=3), NEURON_WIDE,
+               Tile(64, 32, 128, warps=4, stages=3, splits=4), Tile(64, 256, 64, stages=2))
+# not measured; the widest attention tile that does not spill
+TENSOR_MEMORY = Tiles(None, NEURON_GATE_UP, NEURON_WIDE, NEURON_DOWN, Tile(64, 256, 32, stages=2))
+TABLE = {87: SMALL, 89: SMALL, 90: HOPPER, 100: TENSOR_MEMORY, 110: TENSOR_MEMORY,
          120: replace(SMALL, attention=Tile(64, 256, 16, stages=2))}
-INTERPRETER = Tiles(Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32, splits=3), Tile(32, 256, 16))
+INTERPRETER = Tiles(Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32, splits=3), Tile(32, 256, 16))
 
 
 def tiles_for(device: torch.device) -> Tiles:
