@@ -4,7 +4,7 @@
 from setuptools import find_packages, setup
 
 kernels = ['rmuscle_kernels', *(f'rmuscle_kernels.{name}' for name in find_packages('kernels'))]
-gpu = ['triton>=3.6']
+gpu = ['triton>=3.6', 'nvidia-ml-py>=12']
 workcell = ['gym-aloha>=0.1.5', 'matplotlib>=3.9', 'dm-control>=1.0.41', 'mujoco>=3.8.1,<3.9']
 bags = ['rosbags>=0.11']
 

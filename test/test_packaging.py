@@ -22,7 +22,8 @@ import rmuscle_core
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ('rmuscle_core', 'rmuscle_ros', 'kernels')
-MODULES_OF = {'opencv-python-headless': 'cv2', 'PyYAML': 'yaml', 'gym-aloha': 'gym_aloha', 'dm-control': 'dm_control'}
+MODULES_OF = {'opencv-python-headless': 'cv2', 'PyYAML': 'yaml', 'nvidia-ml-py': 'pynvml', 'gym-aloha': 'gym_aloha',
+              'dm-control': 'dm_control'}
 PACKAGE_XML = ElementTree.parse(ROOT / 'package.xml').getroot()
 CMAKE = (ROOT / 'CMakeLists.txt').read_text()
 SOURCES = sorted(path for folder in (*PACKAGES, 'launch', 'test') for path in (ROOT / folder).rglob('*.py'))
