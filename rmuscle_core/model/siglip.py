@@ -44,10 +44,14 @@ class Vision(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=EPS, dtype=dtype)
         self.projector = nn.Linear(config.width, prefix_width, dtype=dtype)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def embed_patches(self, images: torch.Tensor) -> torch.Tensor:
+        """images [V,3,S,S] -> what enters the first layer, [V,tokens,width]."""
         # A matrix product over cut-out patches: cuDNN would compute the convolution in TF32 even for float32.
         patches = images.unflatten(-1, (-1, self.patch)).unflatten(-3, (-1, self.patch)).permute(0, 2, 4, 1, 3, 5)
-        x = self.patches(patches.flatten(3).flatten(1, 2).to(self.positions.dtype)) + self.positions
+        return self.patches(patches.flatten(3).flatten(1, 2).to(self.positions.dtype)) + self.positions
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.embed_patches(images)
         for layer in self.layers:
             x = layer(x)
         return self.projector(self.norm(x))
