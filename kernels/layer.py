@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from rmuscle_kernels.neurons import EPS, NeuronWorkspace, launch_down, launch_gate_up, neuron_ffn_reference
-from rmuscle_kernels.numerics import await_inputs, cast, dot, paired, prefetch, row_scale
+from rmuscle_kernels.numerics import await_inputs, cast, dot, load_squares, paired, prefetch, row_scale
 from rmuscle_kernels.rope import rope_reference
 from rmuscle_kernels.runtime import expect, jit, launch, numerics, tl, triton, use_triton
 from rmuscle_kernels.tiles import Tiles, tiles_for
@@ -60,7 +60,7 @@ def qkv_kernel(x, squares, offset, weight, cos, sin, q, k, v, rows, heads, eps, 
     await_inputs(EARLY)
     weight_block = weight + feature[None, :] * WIDTH + depth[:, None]
     x_block = x + row[:, None] * WIDTH + depth[None, :]
-    shrink = row_scale(squares, row, rows, eps, PARTS, WIDTH)
+    sums = load_squares(squares, row, rows, PARTS)
     acc = tl.zeros((ROWS, 2 * COLS), tl.float32)
     for _ in range(0, WIDTH, DEPTH):
         a = tl.load(x_block, mask=inside, other=0.0)
@@ -68,7 +68,7 @@ def qkv_kernel(x, squares, offset, weight, cos, sin, q, k, v, rows, heads, eps, 
         acc = dot(a, b, acc, UPCAST, IEEE)
         x_block += DEPTH
         weight_block += DEPTH
-    acc = acc * shrink[:, None] + added[None, :]
+    acc = acc * row_scale(sums, eps, WIDTH) + added[None, :]
     left, right = paired(acc, ROWS, COLS)
     col = first + tl.arange(0, COLS)
     if head <= heads:  # queries and the key turn, the value does not
@@ -173,8 +173,8 @@ def add_neuron_ffn(stream: Stream, gate_up: torch.Tensor, down_t: torch.Tensor, 
 
 
 def _launches(x: torch.Tensor, tiles: Tiles, impl: str | None) -> bool:
-    parts, rest = divmod(x.shape[1], tiles.neuron_unit)
-    suits = x.dtype != torch.float32 and not rest and not parts & (parts - 1)
+    width, parts = x.shape[1], x.shape[1] // tiles.neuron_down.cols
+    suits = x.dtype != torch.float32 and width % tiles.neuron_unit == 0 and not parts & (parts - 1)
     return use_triton(x, impl) and (impl is not None or suits)
 
 

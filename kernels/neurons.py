@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from rmuscle_kernels.numerics import await_inputs, cast, dot, gelu_tanh, paired, prefetch, row_scale
+from rmuscle_kernels.numerics import await_inputs, cast, dot, gelu_tanh, load_squares, paired, prefetch, row_scale
 from rmuscle_kernels.runtime import DTYPES, expect, jit, launch, multiple, numerics, tl, triton, use_triton
 from rmuscle_kernels.tiles import Tiles, tiles_for
 
@@ -48,7 +48,7 @@ def neuron_gate_up_kernel(x, squares, offset, gate_up, neurons, slot, hidden, ro
     weight_block = gate_up + feature[None, :] * WIDTH + depth[:, None]
     acc = tl.zeros((ROWS, 2 * COLS), tl.float32)
     if PARTS:
-        shrink = row_scale(squares, row, rows, eps, PARTS, WIDTH)
+        sums = load_squares(squares, row, rows, PARTS)
     for _ in range(0, WIDTH, DEPTH):
         a = tl.load(x_block, mask=inside[:, None], other=0.0)
         b = tl.load(weight_block)
@@ -56,7 +56,7 @@ def neuron_gate_up_kernel(x, squares, offset, gate_up, neurons, slot, hidden, ro
         x_block += DEPTH
         weight_block += DEPTH
     if PARTS:
-        acc = acc * shrink[:, None] + added[None, :]
+        acc = acc * row_scale(sums, eps, WIDTH) + added[None, :]
     gate, up = paired(acc, ROWS, COLS)
     place = tl.program_id(0) * COLS + tl.arange(0, COLS)
     h = tl.where(inside[:, None] & (place < n)[None, :], gelu_tanh(gate) * up, 0.0)

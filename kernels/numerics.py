@@ -53,11 +53,19 @@ def cast(value, dtype: tl.constexpr, UPCAST: tl.constexpr):
 
 
 @jit
-def row_scale(squares, row, rows, eps, PARTS: tl.constexpr, WIDTH: tl.constexpr):
-    """1 / RMS of each row from its sums of squares over parts of the columns, [PARTS, rows], a power of two of them."""
+def load_squares(squares, row, rows, PARTS: tl.constexpr):
+    """Sums of squares of each row over parts of its columns, [PARTS, rows], a power of two of them.
+
+    Asked for before a product and summed by `row_scale` after it, so that its operands need not wait for them.
+    """
     part = tl.arange(0, PARTS)[:, None]
-    sums = tl.load(squares + part * rows + row[None, :], mask=(row < rows)[None, :], other=0.0)
-    return tl.rsqrt(tl.sum(sums, axis=0) / WIDTH + eps)
+    return tl.load(squares + part * rows + row[None, :], mask=(row < rows)[None, :], other=0.0)
+
+
+@jit
+def row_scale(squares, eps, WIDTH: tl.constexpr):
+    """1 / RMS of each row, as a column."""
+    return tl.rsqrt(tl.sum(squares, axis=0) / WIDTH + eps)[:, None]
 
 
 @jit
