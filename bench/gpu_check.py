@@ -56,7 +56,7 @@ DEVICE = torch.device('cpu' if DRY_RUN else 'cuda:0')
 LOW = {} if DRY_RUN else {'dtype': 'bfloat16', 'numerics': 'fast'}
 SHALLOW = replace(SIZES['medium'], vision=VisionConfig(28, 14, 64, 1, 128, 2), vocab=300, **LOW,
                   prefix=TransformerConfig(256, 3, 512, head_dim=64),
-                  expert=TransformerConfig(128, 3, 512, head_dim=64))
+                  expert=TransformerConfig(256, 3, 512, head_dim=64))
 MEDIUM = SHALLOW if DRY_RUN else replace(SIZES['medium'], **LOW)
 REAL = SIZES['tiny'] if DRY_RUN else SIZES['pi05']
 REAL_TEXT = TEXT['tiny' if DRY_RUN else 'pi05']

@@ -21,6 +21,7 @@ from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.lane import DirectLane
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import CallPlan, bucket_of, plan_call
+from rmuscle_core.engine.slot_ffn import SlotNeuronFFN
 from rmuscle_core.ffn import DenseFFN, Interrupted
 from rmuscle_core.library import Reference, ReferenceId
 from rmuscle_core.model import VLA
@@ -72,20 +73,27 @@ def packed_against_plain(model: VLA, text: int) -> dict[str, float]:
     inputs = random_inputs(config, text)
     noise = torch.randn(1, config.chunk_size, config.padded_dim, device=model.cos.device)
 
-    def run(vla) -> tuple[torch.Tensor, torch.Tensor]:
+    neurons = config.expert.mlp
+    folded = SlotNeuronFFN(None, neurons, neurons, 1, False)  # every neuron, so it needs no reference
+
+    dense = DenseFFN()
+
+    def run(vla, ffn=dense) -> tuple[torch.Tensor, torch.Tensor]:
         images, ids = inputs.images.to(noise.device), inputs.token_ids.to(noise.device)
         prefix = torch.cat([vla.embed_images(images).flatten(0, 1), vla.embed_prompt(ids)])[None]
         cache = vla.prefill(prefix, DenseFFN())
         rows = prefix.shape[1]
         keys = cache.k[-1][-rows:] if isinstance(vla, PackedVLA) else cache.k[-1][0, 0, :rows]
-        return vla.denoise(cache, noise, DenseFFN())[0], keys.clone()
+        return vla.denoise(cache, noise, ffn)[0], keys.clone()
 
     truth, plain = run(exact), run(model)
-    packed = run(PackedVLA(model))
-    result = {'actions plain': largest(plain[0], truth[0]), 'actions packed': largest(packed[0], truth[0]),
-              'keys plain': largest(plain[1], truth[1]), 'keys packed': largest(packed[1], truth[1])}
-    for name in ('actions', 'keys'):
-        if not result[f'{name} packed'] <= 2 * result[f'{name} plain'] + 1e-2:
+    packed = PackedVLA(model)
+    seam, layers = run(packed), run(packed, folded)
+    result = {'actions plain': largest(plain[0], truth[0]), 'actions packed': largest(seam[0], truth[0]),
+              'actions folded': largest(layers[0], truth[0]),
+              'keys plain': largest(plain[1], truth[1]), 'keys packed': largest(seam[1], truth[1])}
+    for name in ('actions packed', 'actions folded', 'keys packed'):
+        if not result[name] <= 2 * result[f'{name.split()[0]} plain'] + 1e-2:
             raise AssertionError(f'the packed forward is further from float32 than bfloat16 explains: {result}')
     return result
 

@@ -28,12 +28,19 @@ def memory_budget(config: ModelConfig, settings: Settings, views: int) -> dict[s
     cache = 2 * prefix.layers * (rows + suffix) * prefix.head_dim * element
     activations = rows * (3 * prefix.mlp + 6 * prefix.width) * element
     items = {'weights': sum(parameters),
-             'modulations': config.steps * (2 * config.expert.layers + 1) * 3 * config.expert.width * 4,
+             'modulations': 4 * config.steps * _modulation_numbers(config),
              **{f'references: {part}': settings.slots * size for part, size in slot.items()},
              'keys and values': lanes * cache,
              'activations': lanes * activations + tokens * (vision.mlp + 8 * vision.width) * 4}
     items['margin'] = int(MARGIN * sum(items.values()))
     return {**items, 'total': sum(items.values())}
+
+
+def _modulation_numbers(config: ModelConfig) -> int:
+    """Per denoise step: scale, shift and gate of each expert norm, and the shifts after the products they precede."""
+    expert = config.expert
+    products = (expert.heads + 2) * expert.head_dim + 2 * expert.mlp
+    return (2 * expert.layers + 1) * 3 * expert.width + expert.layers * products
 
 
 def available_bytes(device: torch.device) -> int:

@@ -10,7 +10,7 @@ from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.model import VLA, ModelConfig
 from rmuscle_core.settings import Settings
 
-GRAIN = 128  # widths the kernels' tiles divide
+GRAIN = 256  # widths that the kernels' tiles divide on every GPU
 
 
 def build_engine(model: VLA, settings: Settings, views: int) -> EagerEngine | GraphEngine:
@@ -20,7 +20,7 @@ def build_engine(model: VLA, settings: Settings, views: int) -> EagerEngine | Gr
 
 
 def packable(config: ModelConfig) -> bool:
-    """Whether the kernels serve this model: pi0.5 in bfloat16, widths in whole tiles, head_dim a power of two."""
-    size = config.prefix.head_dim
-    return (config.kind == 'pi05' and config.compute_dtype == torch.bfloat16 and size >= 16 and not size & (size - 1)
-            and config.prefix.width % GRAIN == 0 and config.expert.width % GRAIN == 0)
+    """Whether the kernels serve this model: pi0.5 in bfloat16, whole tiles, powers of two where one is halved."""
+    size, width = config.prefix.head_dim, config.expert.width
+    return (config.kind == 'pi05' and config.compute_dtype == torch.bfloat16 and size >= 32 and not size & (size - 1)
+            and config.prefix.width % GRAIN == 0 and width % GRAIN == 0 and not width & (width - 1))

@@ -178,8 +178,9 @@ class GraphEngine:
         """Capture what is not yet; return the keys of prefill and denoise."""
         prefill, denoise = ('prefill', rows, plan.tokens), ('denoise', plan.neurons, plan.residual)
         context = DenseFFN() if plan.tokens is None else SlotContextFFN(self.arena, plan.tokens)
-        neurons = DenseFFN() if plan.neurons is None else SlotNeuronFFN(self.arena, plan.neurons,
-                                                                         self.settings.group_size, plan.residual)
+        total = self.model.config.expert.mlp
+        neurons = SlotNeuronFFN(self.arena, total if plan.neurons is None else plan.neurons, total,
+                                self.settings.group_size, plan.residual)
         self.calls.prepare(prefill, lambda cut: self._call.prefill(rows, context))
         self.calls.prepare(denoise, lambda cut: self._actions.copy_(self._denoise(self._call, neurons)))
         return prefill, denoise

@@ -8,34 +8,18 @@ padding of a prompt changes. Order does not matter to attention; positions are i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from rmuscle_core.engine.packed_ffn import PackedGeGLU, PackedNeurons
+from rmuscle_core.engine.packed_cache import PackedCache
+from rmuscle_core.engine.packed_expert import PackedExpert
+from rmuscle_core.engine.packed_ffn import PackedGeGLU
+from rmuscle_core.engine.packed_vision import PackedVision
 from rmuscle_core.errors import CheckpointError
 from rmuscle_core.model import VLA
 from rmuscle_core.model.prefix import FFN
 from rmuscle_kernels.attention import attend
-from rmuscle_kernels.neurons import neuron_workspace
-from rmuscle_kernels.norms import ada_rms_norm, add_rms_norm, gated_add_ada_rms_norm, rms_norm
+from rmuscle_kernels.norms import add_rms_norm, rms_norm
 from rmuscle_kernels.rope import rope
-
-
-@dataclass(frozen=True)
-class PackedCache:
-    """What prefill leaves for denoise, in memory that is written again by the next prefill into it.
-
-    k, v: [layers, suffix rows + room, head_dim]. cos, sin: float32 [suffix rows, head_dim / 2], the suffix's angles.
-    n_valid, kv_len: int32 [1], valid prefix rows, and those plus the suffix rows.
-    """
-
-    k: torch.Tensor
-    v: torch.Tensor
-    cos: torch.Tensor
-    sin: torch.Tensor
-    n_valid: torch.Tensor
-    kv_len: torch.Tensor
 
 
 class PackedVLA:
@@ -56,17 +40,15 @@ class PackedVLA:
         device, dtype = self.prefix_weight.device, self.prefix_weight.dtype
         self.device, self.dtype, self.suffix = device, dtype, self.config.suffix_rows
         with torch.no_grad():
+            self.vision = PackedVision(model.vision)
             self.prefix_ffns = [PackedGeGLU(layer.mlp) for layer in model.prefix.layers[:-1]]
-            expert = self.config.expert
-            scratch = neuron_workspace(self.suffix, expert.width, expert.mlp, dtype, device)
-            self.expert_ffns = [PackedNeurons(layer.mlp, scratch) for layer in model.expert.layers]
-            self.modulations = model.modulations()
+            self.expert = PackedExpert(model)
         self.cos, self.sin = model.cos.float(), model.sin.float()
         self.places = torch.arange(self.suffix, device=device)
 
     def embed_images(self, images: torch.Tensor) -> torch.Tensor:
         """Views [V,3,S,S] in [-1,1] -> visual tokens [V,tokens,D]."""
-        return self.vla.embed_images(images)
+        return self.vision(images).to(self.dtype)
 
     def embed_prompt(self, ids: torch.Tensor) -> torch.Tensor:
         """Token ids [P] int64 -> [P,D]."""
@@ -112,26 +94,4 @@ class PackedVLA:
 
     def denoise(self, cache: PackedCache, noise: torch.Tensor, ffn: FFN, state: None = None) -> torch.Tensor:
         """noise float32 [1,H,A_pad] -> normalised actions [1,H,A_pad], by Euler steps from t = 1 to 0."""
-        x = noise[0]
-        for step in range(self.config.steps):
-            x = torch.sub(x, self.velocity(cache, x, step, ffn), alpha=1 / self.config.steps)
-        return x[None]
-
-    def velocity(self, cache: PackedCache, x: torch.Tensor, step: int, ffn: FFN) -> torch.Tensor:
-        """d x / d t at x [H,A_pad], float32, at denoise step ``step``."""
-        expert, heads, modulations = self.vla.expert, self.config.expert.heads, self.modulations[step]
-        x = expert.action_in(x).to(self.dtype)
-        scale, shift, gate = modulations[0].chunk(3)
-        h = ada_rms_norm(x, scale, shift)
-        for i, layer in enumerate(expert.layers):
-            k, v = cache.k[i], cache.v[i]
-            q, _, _ = rope(layer.attention.qkv(h), cache.cos, cache.sin, heads, cache=(k, v))
-            y = layer.attention.out(attend(q, k, v, cache.kv_len))
-            scale, shift, next_gate = modulations[2 * i + 1].chunk(3)
-            x, h = gated_add_ada_rms_norm(x, y, gate, scale, shift)
-            y = ffn(h[None], self.expert_ffns[i], i, step)[0]
-            gate = next_gate
-            scale, shift, next_gate = modulations[2 * i + 2].chunk(3)
-            x, h = gated_add_ada_rms_norm(x, y, gate, scale, shift)
-            gate = next_gate
-        return expert.action_out(h.float())
+        return self.expert.denoise(cache, noise, ffn)

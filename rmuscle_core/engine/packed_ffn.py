@@ -49,7 +49,7 @@ class PackedNeurons:
         """[1, H, W] -> [1, H, W], every neuron."""
         return neuron_ffn(x[0], self.gate_up, self.down_t, workspace=self.workspace)[None]
 
-    def chosen(self, x: torch.Tensor, neurons: torch.Tensor, slot: torch.Tensor, n: int,
+    def chosen(self, x: torch.Tensor, neurons: torch.Tensor | None, slot: torch.Tensor | None, n: int | None,
                residual: torch.Tensor | None) -> torch.Tensor:
         """[H, W] -> [H, W] from the first n of the neurons int32 [slots, masked] of a slot, on top of its residual."""
         return neuron_ffn(x, self.gate_up, self.down_t, neurons, slot, n, residual, workspace=self.workspace)

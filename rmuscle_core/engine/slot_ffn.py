@@ -33,18 +33,25 @@ class SlotContextFFN:
 
 
 class SlotNeuronFFN:
-    """Action Cache for the reference in ``arena.slot`` at replay; ``neurons`` of its ranking are evaluated."""
+    """Action Cache for the reference in ``arena.slot`` at replay: ``neurons`` of its ranking, of ``total``, or all.
 
-    def __init__(self, arena: ReferenceArena, neurons: int, group_size: int, use_residual: bool) -> None:
-        self.arena, self.neurons, self.group_size, self.use_residual = arena, neurons, group_size, use_residual
+    Since it only chooses, PackedExpert asks for the choice and folds norm and residual add into its kernels.
+    """
+
+    def __init__(self, arena: ReferenceArena, neurons: int, total: int, group_size: int, use_residual: bool) -> None:
+        self.arena, self.neurons, self.total, self.group_size = arena, neurons, total, group_size
+        self.use_residual = use_residual
 
     def __call__(self, x: torch.Tensor, mlp: PackedNeurons, layer: int, step: int = 0) -> torch.Tensor:
-        if self.neurons >= mlp.down_t.shape[0]:
-            return mlp(x)
+        return mlp.chosen(x[0], *self.choice(layer, step))[None]
+
+    def choice(self, layer: int, step: int) -> tuple:
+        """Neurons int32 [slots, masked], slot, how many, residual [slots, H, W] or None; all None for every neuron."""
         arena = self.arena
+        if self.neurons >= self.total:
+            return None, None, None, None
         residual = arena.residual[:, step, layer] if self.use_residual else None
-        return mlp.chosen(x[0], arena.neurons[:, step // self.group_size, layer], arena.slot, self.neurons,
-                          residual)[None]
+        return arena.neurons[:, step // self.group_size, layer], arena.slot, self.neurons, residual
 
 
 class SlotRecordFFN:

@@ -33,7 +33,8 @@ def test_items_equal_what_the_engine_allocates(settings):
     assert sum(v for k, v in items.items() if k.startswith('references')) == engine.arena.nbytes
     caches = [prompted.cache for prompted in (engine._call, engine._expansion)]
     assert items['keys and values'] == size(*(t for cache in caches for t in (cache.k, cache.v)))
-    assert items['modulations'] == size(engine.model.modulations)
+    expert = engine.model.expert
+    assert items['modulations'] == size(expert.modulations, *(t for pair in expert.offsets for t in pair))
     assert items['total'] == sum(v for k, v in items.items() if k != 'total')
 
 

@@ -64,12 +64,21 @@ def test_dense_equals_the_plain_forward_and_leaves_it_usable(parity):
     assert torch.equal(run(parity, prefix, DenseFFN(), DenseFFN()), plain)
 
 
+def test_images_and_prompts_are_embedded_alike(parity):
+    size = parity.config.vision.image_size
+    images, ids = torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(4)) * 2 - 1, torch.arange(7)
+    packed = PackedVLA(parity)
+    with torch.inference_mode():
+        torch.testing.assert_close(packed.embed_images(images), parity.embed_images(images), atol=1e-5, rtol=1e-5)
+        assert torch.equal(packed.embed_prompt(ids), parity.embed_prompt(ids))
+
+
 def test_weights_are_shared_not_copied(parity):
     packed = PackedVLA(parity)
     for mlp, ffn in ((parity.prefix.layers[1].mlp, packed.prefix_ffns[1]),
-                     (parity.expert.layers[2].mlp, packed.expert_ffns[2])):
+                     (parity.expert.layers[2].mlp, packed.expert.ffns[2])):
         assert mlp.up.weight.untyped_storage().data_ptr() == ffn.gate_up.untyped_storage().data_ptr()
-    last = packed.expert_ffns[2]
+    last = packed.expert.ffns[2]
     assert parity.expert.layers[2].mlp.down.weight.untyped_storage().data_ptr() == last.down_t.data_ptr()
 
 
@@ -110,7 +119,7 @@ def test_cached_equals_the_plain_caches(parity, sketch):
         torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
         assert left[2].any() and not right[:2].any()
     fast = run(packed, prefix, SlotContextFFN(arenas[1], PLAN.tokens),
-               SlotNeuronFFN(arenas[1], PLAN.neurons, group, True))
+               SlotNeuronFFN(arenas[1], PLAN.neurons, config.expert.mlp, group, True))
     torch.testing.assert_close(fast, plain, atol=1e-5, rtol=0)
     assert not torch.allclose(fast, run(packed, prefix, DenseFFN(), DenseFFN()), atol=1e-4)
 
@@ -119,9 +128,21 @@ def test_ratio_one_is_dense_bit_for_bit(parity):
     packed, config, prefix = PackedVLA(parity), parity.config, prefix_of(parity.config, 2)
     tokens = 2 * config.vision.tokens
     arena = ReferenceArena(arena_shape(SETTINGS, config, tokens), 3, torch.float32, 'cpu')
-    assert torch.equal(run(packed, prefix, SlotContextFFN(arena, tokens),
-                           SlotNeuronFFN(arena, config.expert.mlp, 5, True)),
-                       run(packed, prefix, DenseFFN(), DenseFFN()))
+    every = SlotNeuronFFN(arena, config.expert.mlp, config.expert.mlp, 5, True)
+    assert torch.equal(run(packed, prefix, SlotContextFFN(arena, tokens), every),
+                       run(packed, prefix, DenseFFN(), every))
+
+
+def test_folded_denoising_equals_the_plain_forward(parity):
+    config, neurons = parity.config, parity.config.expert.mlp
+    prefix = prefix_of(config, 3)
+    plain = run(parity, prefix, DenseFFN(), DenseFFN())
+    packed = PackedVLA(parity)
+    arena = ReferenceArena(arena_shape(SETTINGS, config, 2 * config.vision.tokens), 1, torch.float32, 'cpu')
+    every = SlotNeuronFFN(arena, neurons, neurons, 5, False)
+    torch.testing.assert_close(run(packed, prefix, DenseFFN(), every), plain, atol=1e-5, rtol=0)
+    seam = run(packed, prefix, DenseFFN(), lambda x, mlp, layer, step: every(x, mlp, layer, step))
+    torch.testing.assert_close(seam, plain, atol=1e-5, rtol=0)
 
 
 def test_pi0_is_refused(parity):
