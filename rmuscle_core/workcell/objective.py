@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from rmuscle_core.model import VLA, PrefixCache
+from rmuscle_core.model.norms import rms_norm
 from rmuscle_core.workcell.training_data import Frames, PromptWriter
 
 STATE_NOISE = 0.05  # of half the training range
@@ -39,39 +40,48 @@ def disturb(pixels: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, t
 class Objective(nn.Module):
     """The policy with its training losses.
 
-    ``locator`` reads the cube's position off the visual tokens; it makes the prefix worth attending to long before
-    the action loss would, and is not part of the checkpoint. It reads their maximum, since the cube is one token in
-    192: through their mean, 250 steps did not even begin to find it, which this way takes 100. Padding dimensions
-    of actions are disconnected instead of trained: at inference they carry noise that nothing reads.
+    ``locators`` read the cube's position off the visual tokens, as they enter and as they leave the prefix; that makes
+    the prefix worth attending to long before the action loss would. They are not part of the checkpoint. They read
+    each view's maximum over tokens, because the cube is one token of 64: through the mean, or the maximum over all
+    views, it is not found in the hundreds of steps that this takes.
+    Padding dimensions of actions are disconnected instead of trained: at inference they carry noise nothing reads.
     """
 
     def __init__(self, model: VLA, prompts: PromptWriter):
         super().__init__()
         self.model, self._prompts = model, prompts
-        self.locator = nn.Linear(model.config.prefix.width, 3)
-        self._visual = len(model.config.cameras) * model.config.vision.tokens
+        views = len(model.config.cameras)
+        self.locators = nn.ModuleList(nn.Linear(views * model.config.prefix.width, 2) for _ in range(2))
+        self._visual = views, model.config.vision.tokens
         with torch.no_grad():
             model.expert.action_in.weight[:, model.config.action_dim:] = 0
             model.expert.action_out.weight[model.config.action_dim:] = 0
 
-    def prefill(self, frames: Frames, augment: bool) -> PrefixCache:
-        """Prefix of B frames."""
+    def prefill(self, frames: Frames, augment: bool) -> tuple[PrefixCache, torch.Tensor]:
+        """Prefix of B frames, and the visual tokens [B,T,D] that entered it."""
         pixels, states = to_pixels(frames.images), frames.states
         if augment:
             pixels, states = disturb(pixels, states)
         visual = self.model.embed_images(pixels.flatten(0, 1)).unflatten(0, pixels.shape[:2]).flatten(1, 2)
         prompt = self.model.embed_prompt(self._prompts(states))
-        return self.model.prefill(torch.cat([visual, prompt], 1), dense)
+        return self.model.prefill(torch.cat([visual, prompt], 1), dense), visual
+
+    def locate(self, frames: Frames, augment: bool) -> torch.Tensor:
+        """Each locator's estimate of the cube's (x, y), standard units, float32 [2,B,2]."""
+        cache, entering = self.prefill(frames, augment)
+        pooled = []
+        for tokens in (entering, cache.hidden[:, :entering.shape[1]]):
+            tokens = rms_norm(tokens, torch.zeros((), device=tokens.device))
+            pooled.append(tokens.unflatten(1, self._visual).amax(2).flatten(1))
+        return torch.stack([locator(x) for locator, x in zip(self.locators, pooled)]).float()
 
     def locate_loss(self, frames: Frames, augment: bool = True) -> torch.Tensor:
-        """Mean squared error of the cube's (x, y) in standard units."""
-        visual = self.prefill(frames, augment).hidden[:, :self._visual].float()
-        visual = visual * torch.rsqrt(visual.square().mean(-1, keepdim=True) + 1e-6)
-        return (self.locator(visual.amax(1)) - frames.cubes).float()[:, :2].square().mean()
+        """Mean squared error of the cube's position, both locators, standard units."""
+        return (self.locate(frames, augment) - frames.cubes[:, :2]).square().mean()
 
     def flow_loss(self, frames: Frames, repeats: int, augment: bool = True) -> torch.Tensor:
         """Flow-matching loss; ``repeats`` draws of noise and time share each frame's prefix, the costly part."""
-        cache = self.prefill(frames, augment).repeat(repeats)
+        cache = self.prefill(frames, augment)[0].repeat(repeats)
         actions = frames.chunks.repeat(repeats, 1, 1)
         noise = torch.randn_like(actions)
         # Beta(1.5, 1) by its inverse distribution function: pi0's preference for the noisy end.
@@ -82,7 +92,7 @@ class Objective(nn.Module):
 
     def action_error(self, frames: Frames) -> torch.Tensor:
         """Mean absolute error of denoised chunks, normalised units."""
-        cache = self.prefill(frames, augment=False)
+        cache, _ = self.prefill(frames, augment=False)
         actions = self.model.denoise(cache, self._padded(torch.randn_like(frames.chunks)), dense)
         return (actions[..., :frames.chunks.shape[-1]] - frames.chunks).abs().mean()
 

@@ -140,8 +140,10 @@ class Trainer:
         with torch.random.fork_rng(devices=[self.args.device] if self.on_cuda else []), self.precision():
             torch.manual_seed(1)
             flow, actions = self.average.flow_loss(few, 4, augment=False), self.average.action_error(few)
-            distance = self.average.locate_loss(some, augment=False).sqrt() * float(self.data.cube_scale[:2].mean())
-        return f'held out: flow {flow:.4f}, actions {actions:.4f}, cube {100 * distance:.2f} cm'
+            errors = self.average.locate(some, augment=False) - some.cubes[:, :2]
+        seen = ' / '.join(f'{100 * error:.2f}' for error in
+                          errors.square().mean((1, 2)).sqrt() * float(self.data.cube_scale[:2].mean()))
+        return f'held out: flow {flow:.4f}, actions {actions:.4f}, cube {seen} cm'
 
     def save(self, directory: Path) -> None:
         """Write the averaged policy as a LeRobot checkpoint, weights in bfloat16."""
