@@ -120,8 +120,8 @@ def _neuron_specs(tiles: Tiles, width: int) -> Iterator[Spec]:
                     'arrived': i32, 'rows': 'i32', 'n': 'i32', 'per_split': step, 'hidden_stride': step,
                     'slot_stride': step, 'residual_slot_stride': step, 'residual_stride': step, 'stream_stride': step,
                     'out_stride': step},
-                   {'WIDTH': width, 'ROWS': down.rows, 'COLS': down.cols, 'DEPTH': down.depth, 'CHOSEN': True,
-                    'RESIDUAL': True, 'ADD': folded, **plain, **GPU_NUMERICS}, down.launch, matmul=True)
+                   {'WIDTH': width, 'ROWS': down.rows, 'COLS': down.cols, 'DEPTH': down.depth, 'SPLITS': down.splits,
+                    'CHOSEN': True, 'RESIDUAL': True, 'ADD': folded, **plain, **GPU_NUMERICS}, down.launch, matmul=True)
     up = tiles.neuron_gate_up
     yield Spec('qkv', layer.qkv_kernel,
                {**dict.fromkeys(('x', 'weight', 'q', 'k', 'v'), bf16),

@@ -67,8 +67,8 @@ def neuron_gate_up_kernel(x, squares, offset, gate_up, neurons, slot, hidden, ro
 def neuron_down_kernel(hidden, down, neurons, slot, residual, stream, gate, scale, scaled, squares, partial, arrived,
                        out, rows, n, per_split, hidden_stride, slot_stride, residual_slot_stride, residual_stride,
                        stream_stride, out_stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
-                       DEPTH: tl.constexpr, CHOSEN: tl.constexpr, RESIDUAL: tl.constexpr, ADD: tl.constexpr,
-                       UPCAST: tl.constexpr, IEEE: tl.constexpr, EARLY: tl.constexpr):
+                       DEPTH: tl.constexpr, SPLITS: tl.constexpr, CHOSEN: tl.constexpr, RESIDUAL: tl.constexpr,
+                       ADD: tl.constexpr, UPCAST: tl.constexpr, IEEE: tl.constexpr, EARLY: tl.constexpr):
     split = tl.program_id(1)
     splits = tl.num_programs(1)
     row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
@@ -105,9 +105,10 @@ def neuron_down_kernel(hidden, down, neurons, slot, residual, stream, gate, scal
             remembered = residual + tl.load(slot).to(tl.int64) * residual_slot_stride
             total += tl.load(remembered + row[:, None] * residual_stride + col[None, :], mask=mask,
                              other=0.0).to(tl.float32)
-        for part in range(splits):
+        for part in tl.static_range(SPLITS):  # unrolled, so that the parts are on their way together
             # .cg: other processors wrote these, so this one's L1 must not answer
-            total += tl.load(partial + part * size + place, cache_modifier='.cg')
+            total += tl.load(partial + part * size + place, mask=mask & (0 * row + part < splits)[:, None], other=0.0,
+                             cache_modifier='.cg')
         if ADD:
             before = tl.load(stream + row[:, None] * stream_stride + col[None, :], mask=mask, other=0.0)
             total = before.to(tl.float32) + total * tl.load(gate + col)[None, :]
@@ -209,8 +210,9 @@ def launch_down(hidden, down_t, neurons, slot, n, residual, work: NeuronWorkspac
         rows, n, per_split, hidden.stride(0), 0 if neurons is None else neurons.stride(0),
         0 if residual is None else residual.stride(0), 0 if residual is None else residual.stride(1),
         0 if stream is None else stream.stride(0), out.stride(0),
-        WIDTH=width, ROWS=down.rows, COLS=down.cols, DEPTH=down.depth, CHOSEN=neurons is not None,
-        RESIDUAL=residual is not None, ADD=add is not None, **numerics(out.dtype), **down.launch, **launch(out))
+        WIDTH=width, ROWS=down.rows, COLS=down.cols, DEPTH=down.depth, SPLITS=down.splits,
+        CHOSEN=neurons is not None, RESIDUAL=residual is not None, ADD=add is not None, **numerics(out.dtype),
+        **down.launch, **launch(out))
 
 
 def neuron_ffn_reference(x: torch.Tensor, gate_up: torch.Tensor, down_t: torch.Tensor,
