@@ -234,7 +234,9 @@ def print_table(results: Results) -> None:
         result = row.get('result')
         for name, values in result.items() if isinstance(result, dict) else ():
             if isinstance(values, dict) and 'floor' in values:
-                parts = ' '.join(f'{k} {v:.2f}' for k, v in values.get('device', {}).items())
+                device = values.get('device', {})
+                parts = ' '.join(f'{k} {v:.2f}' for k, v in device.items())
+                parts += f' host {values["p50"] - sum(device.values()):.2f}' if device else ''
                 print(f'{step[5:] + ": " + name:44s} {values["p50"]:7.2f} {values["p95"]:7.2f} '
                       f'{values.get("speedup", float("nan")):7.2f} {values["floor"]:6.2f} {values["tflops"]:5.0f} '
                       f'{values["gbs"]:5.0f}  {parts}')

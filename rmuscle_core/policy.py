@@ -112,6 +112,7 @@ class MusclePolicy:
         (query, embedded, chunk), self._last = self._last, None
         self.memory.remember(query, embedded.visual, embedded.inputs.token_ids, chunk)
         self.memory.prepare(query, self.settings, next_call_in_s)
+        self.engine.prepare(self.settings, embedded.text)  # changed ratios are captured now, not in the next call
 
     def warm_up(self, prompt: str) -> None:
         """Run one dense call on a blank observation, then expand what an episode may start with; blocks."""

@@ -90,6 +90,7 @@ class GraphEngine:
         views = tokens // config.vision.tokens
         near = {bucket_of(min(max(text + shift, 1), config.prompt_length), config.prompt_length)
                 for shift in (-16, 0, 16)}
+        self._latest = None  # capturing runs each program, over the same buffers
         with self.calls.running():
             for rows in sorted(near):
                 self.calls.prepare(('embed', views, rows), partial(self._embed, views, rows))

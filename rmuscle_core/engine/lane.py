@@ -8,6 +8,7 @@ On a CPU nothing is captured: replaying calls the body, which is all that differ
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
@@ -18,6 +19,9 @@ import torch
 Checkpoint = Callable[[], None]
 Body = Callable[[Checkpoint], None]  # gets ``cut``, to be called where the program may be interrupted
 
+PROGRAMS = 64  # kept by a lane; the longest unused goes first, so that tuning ratios for hours fills no memory
+
+log = logging.getLogger(__name__)
 _capturing = threading.Lock()  # one capture at a time in the process
 
 
@@ -88,12 +92,17 @@ class CudaLane:
     def prepare(self, key: Hashable, body: Body) -> None:
         """Capture the body under a key if it is not yet. Waits for the lane; other lanes go on."""
         if key in self._programs:
+            self._programs[key] = self._programs.pop(key)  # now the last to go
             return
+        start = time.perf_counter()
         with _capturing, torch.cuda.stream(self.stream):
             body(go_on)  # compiles kernels and makes library handles, neither of which can be captured
             self.stream.synchronize()
+            while len(self._programs) >= PROGRAMS:
+                del self._programs[next(iter(self._programs))]
             gc.collect()  # so that nothing is freed inside the capture, which would break it
             self._programs[key] = self._capture(body)
+        log.info('captured %s in %.0f ms', key, 1e3 * (time.perf_counter() - start))
 
     def _capture(self, body: Body) -> list[torch.cuda.CUDAGraph]:
         """One graph per stretch between cuts, so that a replay can stop at any of them."""
