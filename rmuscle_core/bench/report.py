@@ -15,21 +15,24 @@ from rich.table import Table
 from rmuscle_core.bench.timing import Comparison, summary
 
 
-def comparison_rows(comparison: Comparison) -> dict[str, dict[str, object]]:
-    """Work -> milliseconds, median per stage, and speedup over the baseline."""
+def comparison_rows(comparison: Comparison, cpu: bool) -> dict[str, dict[str, object]]:
+    """Work -> milliseconds, median per stage, and speedup over the baseline, for a CPU also in CPU time."""
     rows: dict[str, dict[str, object]] = {}
     for name, samples in comparison.milliseconds.items():
         rows[name] = {'ms': summary(samples)}
         if comparison.stages[name]:
             rows[name]['stages_ms'] = {stage: summary(s)['p50'] for stage, s in comparison.stages[name].items()}
-        if name in comparison.speedups:
+        if comparison.speedups[name]:
             rows[name]['speedup'] = summary(comparison.speedups[name])
+            if cpu:
+                rows[name]['cpu_speedup'] = summary(comparison.cpu_speedups[name])
     return rows
 
 
-def speedups(rows: dict[str, dict], prefix: str = 'speedup') -> dict[str, float]:
-    """Flat keys such as 'speedup.full.default' -> median speedup."""
-    return {f'{prefix}.{name}': row['speedup']['p50'] for name, row in rows.items() if 'speedup' in row}
+def speedups(rows: dict[str, dict], kind: str = '') -> dict[str, float]:
+    """Flat keys such as 'speedup.full.default' or 'cpu_speedup.prefix.0.5' -> median speedup."""
+    return {'.'.join(filter(None, (measure, kind, name))): row[measure]['p50']
+            for measure in ('speedup', 'cpu_speedup') for name, row in rows.items() if measure in row}
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -46,14 +49,18 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
 def print_comparison(title: str, rows: dict[str, dict]) -> None:
     """Work, p50, p95, speedup with quartiles, then whatever else the rows hold."""
     stages = list(dict.fromkeys(stage for row in rows.values() for stage in row.get('stages_ms', ())))
-    known, table = ('ms', 'stages_ms', 'speedup'), []
-    extra = list(dict.fromkeys(key for row in rows.values() for key in row if key not in known))
-    for name, row in rows.items():
-        gain = row.get('speedup')
-        table.append([name, row['ms']['p50'], row['ms']['p95'],
-                      f'{gain["p50"]:.2f} ({gain["q25"]:.2f}-{gain["q75"]:.2f})' if gain else '1',
-                      *(row.get('stages_ms', {}).get(stage) for stage in stages), *(row.get(key) for key in extra)])
-    print_table(title, ['', 'p50 ms', 'p95 ms', 'speedup (quartiles)', *(f'{s} ms' for s in stages), *extra], table)
+    gains = [key for key in ('speedup', 'cpu_speedup') if any(key in row for row in rows.values())]
+    extra = list(dict.fromkeys(key for row in rows.values() for key in row if key not in ('ms', 'stages_ms', *gains)))
+    table = [[name, row['ms']['p50'], row['ms']['p95'], *(_gain(row.get(key)) for key in gains),
+              *(row.get('stages_ms', {}).get(stage) for stage in stages), *(row.get(key) for key in extra)]
+             for name, row in rows.items()]
+    titles = {'speedup': 'speedup (quartiles)', 'cpu_speedup': 'in CPU time'}
+    print_table(title, ['', 'p50 ms', 'p95 ms', *(titles[key] for key in gains), *(f'{s} ms' for s in stages), *extra],
+                table)
+
+
+def _gain(speedup: dict[str, float] | None) -> str:
+    return f'{speedup["p50"]:.2f} ({speedup["q25"]:.2f}-{speedup["q75"]:.2f})' if speedup else '1'
 
 
 def finish(result: dict[str, object], as_json: bool, out: Path | None) -> None:

@@ -39,9 +39,10 @@ def run_layer(args: argparse.Namespace, device: torch.device) -> dict[str, objec
         with report.progress_bar() as bar:
             rounds = args.rounds or (5 if name == 'prefix' else 30)
             task = bar.add_task(name, total=rounds + 1)
-            rows = report.comparison_rows(compare(rounds, device, dtype, progress=lambda b=bar, t=task: b.advance(t)))
+            found = compare(rounds, device, dtype, progress=lambda b=bar, t=task: b.advance(t))
+        rows = report.comparison_rows(found, cpu=device.type == 'cpu')
         report.print_comparison(f'{name} FFN, {sizes[name]}', rows)
-        result |= {name: {'size': sizes[name], 'rows': rows}, **report.speedups(rows, f'speedup.{name}')}
+        result |= {name: {'size': sizes[name], 'rows': rows}, **report.speedups(rows, name)}
     return result
 
 
@@ -64,7 +65,7 @@ def _calls(args: argparse.Namespace, device: torch.device, views: int | None, ch
     with report.progress_bar() as bar:
         task = bar.add_task('calls', total=None)
         comparison = calls.compare_calls(variants, inputs, rounds, lambda: bar.advance(task))
-    rows = report.comparison_rows(comparison)
+    rows = report.comparison_rows(comparison, cpu=device.type == 'cpu')
     meter, config, count = find_meter(device), model.config, len(model.config.cameras)
     element = torch.empty(0, dtype=config.compute_dtype).element_size()
     for variant in variants:

@@ -16,11 +16,20 @@ Work = Callable[[], 'dict[str, float] | None']
 
 @dataclass
 class Comparison:
-    """milliseconds: work -> all samples. stages: work -> stage -> samples. speedups: variant -> one per round."""
+    """milliseconds: work -> all samples. stages: work -> stage -> samples. speedups: variant -> one per round.
+
+    cpu_speedups: the same in time spent on the CPU, which other programs' load leaves alone; says nothing about work
+    done on a GPU.
+    """
 
     milliseconds: dict[str, list[float]]
     stages: dict[str, dict[str, list[float]]]
     speedups: dict[str, list[float]]
+    cpu_speedups: dict[str, list[float]]
+
+    @classmethod
+    def of(cls, names: list[str]) -> Comparison:
+        return cls({n: [] for n in names}, {n: {} for n in names}, {n: [] for n in names}, {n: [] for n in names})
 
 
 def interleave(baseline: str, works: Mapping[str, Work], rounds: int, *, warm_up: int = 1,
@@ -32,30 +41,32 @@ def interleave(baseline: str, works: Mapping[str, Work], rounds: int, *, warm_up
     clocks and other load that drift slower than one call cancel. Warm-up rounds are not kept.
     """
     variants = [name for name in works if name != baseline]
-    result = Comparison({n: [] for n in works}, {n: {} for n in works}, {n: [] for n in variants})
+    result = Comparison.of(list(works))
     for number in range(warm_up + rounds):
-        kept = result if number >= warm_up else Comparison({n: [] for n in works}, {n: {} for n in works}, {})
+        kept = result if number >= warm_up else Comparison.of(list(works))
         before = _run(baseline, works, kept, synchronize)
         for name in variants:
             own = _run(name, works, kept, synchronize)
             after = _run(baseline, works, kept, synchronize)
-            if kept is result:
-                result.speedups[name].append((before + after) / 2 / own)
+            for ratios, a, b, c in zip((kept.speedups, kept.cpu_speedups), before, own, after):
+                ratios[name].append((a + c) / 2 / b)
             before = after
         progress()
     return result
 
 
-def _run(name: str, works: Mapping[str, Work], kept: Comparison, synchronize: Callable[[], None] | None) -> float:
-    start = time.perf_counter()
+def _run(name: str, works: Mapping[str, Work], kept: Comparison,
+         synchronize: Callable[[], None] | None) -> tuple[float, float]:
+    """Run one work and keep its times; milliseconds that passed and that the CPU spent."""
+    start, cpu = time.perf_counter(), time.process_time()
     stages = works[name]()
     if synchronize:
         synchronize()
-    elapsed = 1e3 * (time.perf_counter() - start)
+    elapsed, cpu = 1e3 * (time.perf_counter() - start), 1e3 * (time.process_time() - cpu)
     kept.milliseconds[name].append(elapsed)
     for stage, milliseconds in (stages or {}).items():
         kept.stages[name].setdefault(stage, []).append(milliseconds)
-    return elapsed
+    return elapsed, cpu
 
 
 def summary(values: list[float]) -> dict[str, float]:

@@ -116,4 +116,4 @@ def test_the_graph_engine_is_measured_against_the_eager_one_too(monkeypatch):
     assert isinstance(variants['dense_eager'].engine, EagerEngine) and variants['dense_eager'].slot is None
     assert isinstance(variants['full.default'].engine, GraphEngine)
     found = calls.compare_calls(list(variants.values()), inputs, rounds=1)
-    assert set(found.speedups) == {*variants} - {'dense'}
+    assert {name for name, ratios in found.speedups.items() if ratios} == {*variants} - {'dense'}

@@ -15,6 +15,9 @@ class Clock:
     def perf_counter(self):
         return self.now
 
+    def process_time(self):
+        return self.now / 2
+
     def work(self, name, cost):
         def run():
             self.log.append(name)
@@ -44,6 +47,8 @@ def test_speedup_survives_a_machine_that_gets_slower(clock):
     found = timing.interleave('dense', works, rounds=40)
     assert found.milliseconds['dense'][-1] > 2 * found.milliseconds['dense'][0]
     assert timing.summary(found.speedups['half'])['p50'] == pytest.approx(2.0, rel=1e-2)
+    assert found.cpu_speedups == found.speedups  # this clock's CPU is busy half of the time, whatever runs
+    assert not found.speedups['dense']
 
 
 def test_summary_counts_and_orders():
