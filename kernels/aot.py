@@ -101,7 +101,6 @@ def specs(tiles: Tiles, *, prefix_width: int = 2048, expert_width: int = 1024) -
 
 def _neuron_specs(tiles: Tiles, width: int) -> Iterator[Spec]:
     bf16, i32, f32, step = '*bf16', '*i32', '*fp32', 'i32:16'
-    down = tiles.neuron_down
     for folded in (False, True):
         suffix = '_in_layer' if folded else ''
         plain = {'PARTS': 32} if folded else {'squares': None, 'offset': None, 'PARTS': 0}
@@ -112,17 +111,20 @@ def _neuron_specs(tiles: Tiles, width: int) -> Iterator[Spec]:
                         'slot_stride': step, 'hidden_stride': step},
                        {'WIDTH': width, 'ROWS': up.rows, 'COLS': up.cols, 'DEPTH': up.depth, 'CHOSEN': True,
                         **plain, **GPU_NUMERICS}, up.launch, matmul=True)
-        added = ('stream', 'gate', 'scale', 'scaled', 'squares')
-        plain = {} if folded else dict.fromkeys(added)
-        yield Spec('neuron_down' + suffix, neurons.neuron_down_kernel,
-                   {**dict.fromkeys(('hidden', 'down', 'residual', 'stream', 'scaled', 'out'), bf16),
-                    **dict.fromkeys(('gate', 'scale', 'squares', 'partial'), f32), 'neurons': i32, 'slot': i32,
-                    'arrived': i32, 'rows': 'i32', 'n': 'i32', 'per_split': step, 'hidden_stride': step,
-                    'slot_stride': step, 'residual_slot_stride': step, 'residual_stride': step, 'stream_stride': step,
-                    'out_stride': step},
-                   {'WIDTH': width, 'ROWS': down.rows, 'COLS': down.cols, 'DEPTH': down.depth, 'SPLITS': down.splits,
-                    'CHOSEN': True, 'RESIDUAL': True, 'ADD': folded, **plain, **GPU_NUMERICS}, down.launch, matmul=True)
-    up = tiles.neuron_gate_up
+        added = {} if folded else dict.fromkeys(('stream', 'gate', 'scale', 'scaled', 'squares'))
+        whole = {'CHOSEN': False, 'RESIDUAL': False, **dict.fromkeys(('neurons', 'slot', 'residual'))}
+        kinds = [('neuron_down', tiles.neuron_down, {'CHOSEN': True, 'RESIDUAL': True}), ('out', tiles.out, whole)]
+        for name, down, choice in kinds if folded else kinds[:1]:
+            yield Spec(name + suffix, neurons.neuron_down_kernel,
+                       {**dict.fromkeys(('hidden', 'down', 'residual', 'stream', 'scaled', 'out'), bf16),
+                        **dict.fromkeys(('gate', 'scale', 'squares', 'partial'), f32), 'neurons': i32, 'slot': i32,
+                        'arrived': i32, 'rows': 'i32', 'n': 'i32',
+                        **dict.fromkeys(('per_split', 'hidden_stride', 'slot_stride', 'residual_slot_stride',
+                                         'residual_stride', 'stream_stride', 'out_stride'), step)},
+                       {'WIDTH': width, 'ROWS': down.rows, 'COLS': down.cols, 'DEPTH': down.depth,
+                        'SPLITS': down.splits, 'ADD': folded, **choice, **added, **GPU_NUMERICS}, down.launch,
+                       matmul=True)
+    up = tiles.qkv
     yield Spec('qkv', layer.qkv_kernel,
                {**dict.fromkeys(('x', 'weight', 'q', 'k', 'v'), bf16),
                 **dict.fromkeys(('squares', 'offset', 'cos', 'sin'), f32), 'rows': 'i32', 'heads': 'i32', 'eps': 'fp32',

@@ -19,7 +19,7 @@ from rmuscle_kernels.neurons import EPS, NeuronWorkspace, launch_down, launch_ga
 from rmuscle_kernels.numerics import await_inputs, cast, dot, load_squares, paired, prefetch, row_scale
 from rmuscle_kernels.rope import rope_reference
 from rmuscle_kernels.runtime import expect, jit, launch, numerics, tl, triton, use_triton
-from rmuscle_kernels.tiles import Tiles, tiles_for
+from rmuscle_kernels.tiles import Tile, Tiles, tiles_for
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def norm_qkv_rope(stream: Stream, offset: torch.Tensor, weight: torch.Tensor, co
         if not tensor.is_contiguous():
             raise ValueError(f'{name} must be contiguous; call .contiguous() once when it is made')
     expect('offset', offset, (weight.shape[0],), torch.float32)
-    tile = (tiles or tiles_for(x.device)).neuron_gate_up
+    tile = (tiles or tiles_for(x.device)).qkv
     suits = x.dtype != torch.float32 and width % tile.depth == 0 and (size // 2) % tile.cols == 0
     if not use_triton(x, impl) or (impl is None and not suits):
         packed = F.linear(_normed(stream), weight).float() + offset
@@ -138,12 +138,12 @@ def add_project(stream: Stream, y: torch.Tensor, weight_t: torch.Tensor, gate: t
     tiles = tiles or tiles_for(x.device)
     if not _launches(x, tiles, impl):
         return make_stream((x.float() + (y[:rows] @ weight_t).float() * gate).to(x.dtype), scale)
-    down = tiles.neuron_down
-    if y.shape[0] < -(-rows // down.rows) * down.rows or y.shape[1] % down.depth:
-        raise ValueError(f'y must have rows padded to {down.rows} and columns in whole {down.depth}, not '
+    out = tiles.out
+    if y.shape[0] < -(-rows // out.rows) * out.rows or y.shape[1] % out.depth:
+        raise ValueError(f'y must have rows padded to {out.rows} and columns in whole {out.depth}, not '
                          f'{list(y.shape)}')
-    following = _empty_stream(x, tiles)
-    launch_down(y, weight_t, None, None, weight_t.shape[0], None, workspace, following.x, tiles,
+    following = _empty_stream(x, out)
+    launch_down(y, weight_t, None, None, weight_t.shape[0], None, workspace, following.x, out,
                 (x, gate, scale, following.scaled, following.squares))
     return following
 
@@ -166,8 +166,8 @@ def add_neuron_ffn(stream: Stream, gate_up: torch.Tensor, down_t: torch.Tensor, 
         return make_stream((x.float() + y.float() * gate).to(x.dtype), scale)
     workspace.check(*x.shape, n, tiles)
     launch_gate_up(stream.scaled, stream.squares, offset, gate_up, neurons, slot, n, workspace.hidden, tiles)
-    following = _empty_stream(x, tiles)
-    launch_down(workspace.hidden, down_t, neurons, slot, n, residual, workspace, following.x, tiles,
+    following = _empty_stream(x, tiles.neuron_down)
+    launch_down(workspace.hidden, down_t, neurons, slot, n, residual, workspace, following.x, tiles.neuron_down,
                 (x, gate, scale, following.scaled, following.squares))
     return following
 
@@ -178,8 +178,8 @@ def _launches(x: torch.Tensor, tiles: Tiles, impl: str | None) -> bool:
     return use_triton(x, impl) and (impl is not None or suits)
 
 
-def _empty_stream(x: torch.Tensor, tiles: Tiles) -> Stream:
-    parts = x.shape[1] // tiles.neuron_down.cols
+def _empty_stream(x: torch.Tensor, producer: Tile) -> Stream:
+    parts = x.shape[1] // producer.cols
     return Stream(torch.empty_like(x), torch.empty_like(x), x.new_empty(parts, x.shape[0], dtype=torch.float32))
 
 

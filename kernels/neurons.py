@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from rmuscle_kernels.numerics import await_inputs, cast, dot, gelu_tanh, load_squares, paired, prefetch, row_scale
 from rmuscle_kernels.runtime import DTYPES, expect, jit, launch, multiple, numerics, tl, triton, use_triton
-from rmuscle_kernels.tiles import Tiles, tiles_for
+from rmuscle_kernels.tiles import Tile, Tiles, tiles_for
 
 EPS = 1e-6
 PAD = 128  # hidden is padded with zeros to this many neurons, so that no tile of the second launch needs a mask
@@ -179,7 +179,7 @@ def neuron_ffn(x: torch.Tensor, gate_up: torch.Tensor, down_t: torch.Tensor, neu
     work.check(rows, width, n, tiles)
     out = torch.empty_like(x) if out is None else out
     launch_gate_up(x, None, None, gate_up, neurons, slot, n, work.hidden, tiles)
-    launch_down(work.hidden, down_t, neurons, slot, n, residual, work, out, tiles)
+    launch_down(work.hidden, down_t, neurons, slot, n, residual, work, out, tiles.neuron_down)
     return out
 
 
@@ -195,7 +195,7 @@ def launch_gate_up(x, squares, offset, gate_up, neurons, slot, n, hidden, tiles:
         **numerics(x.dtype), **up.launch, **launch(x))
 
 
-def launch_down(hidden, down_t, neurons, slot, n, residual, work: NeuronWorkspace, out, tiles: Tiles,
+def launch_down(hidden, down_t, neurons, slot, n, residual, work: NeuronWorkspace, out, down: Tile,
                 add: tuple[torch.Tensor, ...] | None = None) -> None:
     """Second launch, unchecked.
 
@@ -203,7 +203,6 @@ def launch_down(hidden, down_t, neurons, slot, n, residual, work: NeuronWorkspac
     """
     rows, width = out.shape
     stream, gate, scale, scaled, squares = add or (None,) * 5
-    down = tiles.neuron_down
     per_split = _padded(triton.cdiv(n, down.splits), down.depth)
     neuron_down_kernel[(width // down.cols, triton.cdiv(n, per_split), triton.cdiv(rows, down.rows))](
         hidden, down_t, neurons, slot, residual, stream, gate, scale, scaled, squares, work.partial, work.arrived, out,
@@ -235,9 +234,10 @@ def _padded(size: int, to: int) -> int:
 
 
 def _scratch(rows: int, width: int, n: int, tiles: Tiles) -> tuple[int, int, int, int]:
-    down = tiles.neuron_down
-    tall = _padded(rows, max(down.rows, tiles.neuron_gate_up.rows, tiles.neuron_gate_up_wide.rows))
-    return tall, _padded(n, PAD), down.splits * tall * width, tall // down.rows * (width // down.cols)
+    split = tiles.neuron_down, tiles.out
+    tall = _padded(rows, max(tile.rows for tile in (*split, tiles.neuron_gate_up, tiles.neuron_gate_up_wide)))
+    return (tall, _padded(n, PAD), max(tile.splits for tile in split) * tall * width,
+            max(tall // tile.rows * (width // tile.cols) for tile in split))
 
 
 def _check(x, gate_up, down_t, neurons, slot, n, residual, out) -> int:

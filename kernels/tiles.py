@@ -38,6 +38,8 @@ class Tiles:
     neuron_gate_up: Tile
     neuron_gate_up_wide: Tile  # for so many neurons that the other would take two waves of programs
     neuron_down: Tile
+    qkv: Tile  # of the expert layer, two halves of a head at once, as gate and up
+    out: Tile  # of the expert layer, split as neuron_down
     attention: Tile  # queries, head_dim (the kernel takes it from its operands), keys read at a time
 
     def gate_up_for(self, neurons: int) -> Tile:
@@ -47,8 +49,9 @@ class Tiles:
 
     @property
     def neuron_unit(self) -> int:
-        """What the width of a neuron FFN must be a multiple of."""
-        return max(self.neuron_gate_up.depth, self.neuron_gate_up_wide.depth, self.neuron_down.cols)
+        """What the width of a neuron FFN or an expert layer must be a multiple of."""
+        return max(self.neuron_gate_up.depth, self.neuron_gate_up_wide.depth, self.qkv.depth, self.neuron_down.cols,
+                   self.out.cols)
 
 
 WAVE = 132  # programs that run at once where each takes a whole multiprocessor
@@ -57,16 +60,19 @@ NEURON_DOWN = Tile(64, 64, 64, warps=4, stages=4, splits=8)
 NEURON_WIDE = Tile(64, 32, 128, warps=4, stages=3)
 # 99 KB of shared memory and 255 registers: a deeper geglu tile or a wider attention tile spills
 SMALL = Tiles(Tile(128, 128, 32, warps=8, stages=3), NEURON_GATE_UP, NEURON_WIDE, NEURON_DOWN,
-              Tile(64, 256, 32, stages=2))
+              NEURON_GATE_UP, NEURON_DOWN, Tile(64, 256, 32, stages=2))
 # measured on an H200: the neuron tiles are the fastest of those in bench/kernel_checks.py, and cuBLAS with an
 # elementwise kernel beats every fused geglu
 HOPPER = Tiles(None, Tile(64, 16, 256, warps=4, stages=3), NEURON_WIDE,
+               Tile(64, 32, 128, warps=4, stages=3, splits=4), Tile(64, 16, 256, warps=4, stages=3),
                Tile(64, 32, 128, warps=4, stages=3, splits=4), Tile(64, 256, 64, stages=2))
 # not measured; the widest attention tile that does not spill
-TENSOR_MEMORY = Tiles(None, NEURON_GATE_UP, NEURON_WIDE, NEURON_DOWN, Tile(64, 256, 32, stages=2))
+TENSOR_MEMORY = Tiles(None, NEURON_GATE_UP, NEURON_WIDE, NEURON_DOWN, NEURON_GATE_UP, NEURON_DOWN,
+                      Tile(64, 256, 32, stages=2))
 TABLE = {87: SMALL, 89: SMALL, 90: HOPPER, 100: TENSOR_MEMORY, 110: TENSOR_MEMORY,
          120: replace(SMALL, attention=Tile(64, 256, 16, stages=2))}
-INTERPRETER = Tiles(Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32, splits=3), Tile(32, 256, 16))
+INTERPRETER = Tiles(Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32), Tile(32, 32, 32, splits=3), Tile(32, 16, 32),
+                    Tile(32, 32, 32, splits=2), Tile(32, 256, 16))
 
 
 def tiles_for(device: torch.device) -> Tiles:
