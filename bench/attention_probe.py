@@ -10,8 +10,11 @@ from kernel_checks import LIMITS, Sizes, error
 from rmuscle_kernels.attention import attend, attend_reference
 from rmuscle_kernels.tiles import INTERPRETER, Tile
 
-TILES = [Tile(64, 256, 64, 4, 2), Tile(64, 256, 32, 4, 2), Tile(64, 256, 32, 4, 3), Tile(128, 256, 64, 8, 2),
-         Tile(128, 256, 32, 8, 3), Tile(64, 256, 64, 8, 2)]
+TILES = {'prefill': [Tile(64, 256, 64, 4, 2), Tile(64, 256, 32, 4, 3), Tile(128, 256, 64, 8, 2),
+                     Tile(128, 256, 32, 8, 3)],
+         'denoise': [Tile(64, 256, 64, 4, 2), Tile(64, 256, 64, 8, 2), Tile(64, 256, 32, 4, 3),
+                     Tile(64, 256, 64, 4, 1)]}
+SPLITS = {'prefill': (1,), 'denoise': (5, 7, 14)}
 
 
 def operands(rows: int, heads: int, size: int, capacity: int, device: torch.device, dtype: torch.dtype):
@@ -41,7 +44,7 @@ def attention_checks(report, device: torch.device) -> None:
 def attention_times(report, sizes: Sizes, device: torch.device) -> None:
     """Tiles for prefill, tiles and splits for denoise, torch's own attention beside them."""
     layers = sizes.expert_layers
-    for regime, rows, splits in (('prefill', sizes.visual + sizes.text, (1,)), ('denoise', sizes.suffix, (4, 7, 14))):
+    for regime, rows in (('prefill', sizes.visual + sizes.text), ('denoise', sizes.suffix)):
         keys = sizes.visual + sizes.text + (sizes.suffix if regime == 'denoise' else 0)
         made = [operands(rows, sizes.heads, sizes.head_dim, keys, device, torch.bfloat16) for _ in range(layers)]
         kv_len = torch.tensor([keys], dtype=torch.int32, device=device)
@@ -51,8 +54,8 @@ def attention_times(report, sizes: Sizes, device: torch.device) -> None:
                 lambda q=q, k=k, v=v: F.scaled_dot_product_attention(q.flatten(0, 1)[None, None], k[None, None],
                                                                      v[None, None]) for q, k, v in made],
                 sizes, flops=flops)
-        for tile in [INTERPRETER.attention] if device.type == 'cpu' else TILES:
-            for split in splits:
+        for tile in [INTERPRETER.attention] if device.type == 'cpu' else TILES[regime]:
+            for split in SPLITS[regime]:
                 report.time(f'attend {regime}: {tile.rows}x{tile.depth} w{tile.warps} s{tile.stages} split{split}', [
                     lambda a=(*layer, kv_len), t=tile, s=split: attend(*a, splits=s, tile=t, impl='triton')
                     for layer in made], sizes, flops=flops)

@@ -42,6 +42,7 @@ import kernel_probe as probe
 import torch
 import triton
 from attention_probe import attention_checks, attention_times
+from layer_probe import layer_checks, layer_times
 
 from rmuscle_core.bench import roofline
 from rmuscle_core.bench.sizes import SIZES, TEXT, random_model
@@ -111,10 +112,12 @@ def kernels(path: Path, part: str) -> dict[str, object]:
     if part == 'checks':
         probe.run_checks(report, sizes, DEVICE)
         attention_checks(report, DEVICE)
+        layer_checks(report, sizes, DEVICE)
         bad = [row for row in report.data['checks'] if not row['passed']]
         if bad:
             raise AssertionError(f'{len(bad)} of {len(report.data["checks"])} failed: {json.dumps(bad)[:1500]}')
         return {'checks': len(report.data['checks'])}
+    layer_times(report, sizes, DEVICE)
     attention_times(report, sizes, DEVICE)
     probe.expert_times(report, sizes)
     probe.prefix_times(report, sizes)

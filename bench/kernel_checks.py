@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
-from rmuscle_kernels import geglu, merge, neurons, norms, rope, select
-from rmuscle_kernels.tiles import INTERPRETER, Tile, tiles_for
+from rmuscle_kernels import compact, geglu, layer_norm, merge, neurons, norms, rope, select
+from rmuscle_kernels.tiles import INTERPRETER, Tile
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,8 @@ class Sizes:
 
 REAL = Sizes()
 TINY = Sizes(48, 8, 64, 128, (24,), 10, 64, 128, (48,), 2, 32, 2, 2, 1)
-GEGLU_TILES = [
-    Tile(128, 128, 64, 8, 3), Tile(128, 128, 64, 8, 4), Tile(128, 128, 64, 8, 3, descriptors=True),
-    Tile(128, 128, 64, 8, 4, descriptors=True), Tile(256, 64, 64, 8, 4, descriptors=True),
-    Tile(64, 128, 64, 4, 4, descriptors=True), Tile(128, 64, 64, 4, 4, descriptors=True),
-    Tile(64, 256, 64, 8, 3, descriptors=True), Tile(128, 128, 32, 8, 3)]
-GATE_UP_TILES = [Tile(64, 16, 128, 4, 3), Tile(64, 16, 256, 4, 3), Tile(64, 16, 64, 4, 6), Tile(64, 32, 128, 4, 3),
-                 Tile(64, 32, 64, 4, 4), Tile(64, 16, 128, 8, 3)]
-DOWN_TILES = [Tile(64, 64, 64, 4, 4, splits=8), Tile(64, 64, 64, 4, 4, splits=4), Tile(64, 64, 64, 4, 4, splits=16),
-              Tile(64, 32, 64, 4, 4, splits=4), Tile(64, 32, 128, 4, 3, splits=4), Tile(64, 128, 64, 4, 3, splits=16),
-              Tile(64, 64, 128, 4, 3, splits=4)]
+GEGLU_TILES = [Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 4, 4, descriptors=True),
+               Tile(64, 256, 64, 8, 3, descriptors=True)]
 
 # largest error over largest value; a product of K terms in bf16 rounds its inputs, its sum is fp32
 LIMITS = {torch.bfloat16: 1.5e-2, torch.float16: 3e-3}
@@ -57,7 +49,8 @@ def run_checks(report, sizes: Sizes, device: torch.device) -> None:
     """Hand each comparison to ``report.check(name, run, limit)``: run() returns an error, at most limit when right."""
     def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return (torch.randn(shape, device=device) * scale).to(dtype)
-    for part in (check_select, check_geglu, check_merge, check_neurons, check_neuron_tiles, check_small, check_replay):
+    for part in (check_select, check_geglu, check_merge, check_neurons, check_compact, check_small,
+                 check_replay):
         part(report, sizes, normal)
 
 
@@ -144,23 +137,18 @@ def check_neurons(report, sizes, normal) -> None:
     report.check('neuron_ffn repeats bit for bit', repeat, 0.0)
 
 
-def check_neuron_tiles(report, sizes, normal) -> None:
-    """Every tile that is timed."""
-    rows, width, mlp, n = sizes.suffix, sizes.expert_width, sizes.expert_mlp, sizes.chosen_neurons[0]
-    x, residual = normal(rows, width), normal(2, rows, width)
-    gate_up, down = normal(mlp, 2, width, scale=width**-0.5), normal(mlp, width, scale=mlp**-0.5)
-    ranked = torch.stack([torch.randperm(mlp, device=x.device) for _ in range(2)]).to(torch.int32)
-    slot = torch.ones(1, dtype=torch.int32, device=x.device)
-    want = neurons.neuron_ffn_reference(x.float(), gate_up.float(), down.float(), ranked, slot, n, residual.float())
-    base = tiles_for(x.device)
-    candidates = {'neuron_gate_up': GATE_UP_TILES, 'neuron_down': DOWN_TILES} if sizes is REAL else {}
-    for field, tiles in candidates.items():
-        for tile in tiles:
-            def run(field=field, tile=tile):
-                return error(neurons.neuron_ffn(x, gate_up, down, ranked, slot, n, residual, impl='triton',
-                                                tiles=replace(base, **{field: tile})), want)
-            report.check(f'{field} {tile.rows}x{tile.cols}x{tile.depth} w{tile.warps} splits {tile.splits}', run,
-                         LIMITS[torch.bfloat16])
+def check_compact(report, sizes, normal) -> None:
+    """Bit for bit: a compaction is a copy."""
+    width, mlp, n = sizes.expert_width, sizes.expert_mlp, sizes.chosen_neurons[0]
+    gate_up, down = normal(mlp, 2, width), normal(mlp, width)
+    ranked = torch.stack([torch.randperm(mlp, device=down.device) for _ in range(6)]).to(torch.int32).view(2, 3, mlp)
+    slot = torch.ones(1, dtype=torch.int32, device=down.device)
+
+    def run():
+        pairs = zip(compact.compact_neurons(gate_up, down, ranked, slot, n, impl='triton'),
+                    compact.compact_neurons_reference(gate_up, down, ranked, slot, n))
+        return float(sum((got != want).sum().item() for got, want in pairs))
+    report.check(f'compact {n} of {mlp} neurons', run, 0.0)
 
 
 def check_small(report, sizes, normal) -> None:
@@ -175,6 +163,12 @@ def check_small(report, sizes, normal) -> None:
             plain = error(norms.rms_norm(x, scale, impl='triton'), norms.norm_reference(x, scale)[1])
             return max(plain, *(error(got, want) for got, want in pairs))
         report.check(f'norms {rows}x{width}', run_norm, LIMITS[torch.bfloat16])
+
+        def run_layer_norm(x=x, delta=delta, vectors=(scale, shift, gate)):
+            pairs = zip(layer_norm.add_layer_norm(x, delta, *vectors, impl='triton'),
+                        layer_norm.add_layer_norm_reference(x, delta, *vectors))
+            return max(error(got, want) for got, want in pairs)
+        report.check(f'layer norm {rows}x{width}', run_layer_norm, LIMITS[torch.bfloat16])
         qkv = normal(rows, (sizes.heads + 2) * sizes.head_dim)
         angle = torch.rand(rows, sizes.head_dim // 2, device=x.device) * 100
 

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -35,10 +34,11 @@ if importlib.util.find_spec('rmuscle_kernels') is None:
 import torch
 import torch.nn.functional as F
 import triton
-from kernel_checks import DOWN_TILES, GATE_UP_TILES, GEGLU_TILES, REAL, TINY, Sizes, run_checks
+from kernel_checks import GEGLU_TILES, REAL, TINY, Sizes, run_checks
+from layer_probe import layer_checks, layer_times
 
-from rmuscle_kernels import geglu, merge, neurons, norms, rope, select
-from rmuscle_kernels.tiles import INTERPRETER, Tile, Tiles, tiles_for
+from rmuscle_kernels import compact, geglu, layer_norm, merge, neurons, norms, rope, select
+from rmuscle_kernels.tiles import INTERPRETER, Tile, tiles_for
 
 DEVICE = torch.device('cpu' if DRY_RUN else 'cuda')
 
@@ -103,10 +103,10 @@ class Report:
         return passed
 
     def time(self, name: str, calls: list[Callable[[], object]], sizes: Sizes, *, flops: float = 0.0,
-             bytes_: float = 0.0) -> float:
-        """Time calls; infinity when they fail."""
+             bytes_: float = 0.0, per: int = 1) -> float:
+        """Time calls, each of ``per`` equal parts; infinity when they fail."""
         try:
-            span, note = microseconds(calls, sizes.repeats), ''
+            span, note = microseconds(calls, sizes.repeats) / per, ''
         except Exception as failure:  # noqa: BLE001 - a tile may not fit this GPU; the others may
             span, note = float('inf'), f'{type(failure).__name__}: {" ".join(str(failure).split())[:200]}'
         row = {'name': name, 'us': span, 'tflops': flops / span / 1e6, 'tbs': bytes_ / span / 1e6, 'note': note}
@@ -176,41 +176,41 @@ def prefix_times(report: Report, sizes: Sizes) -> None:
 
 
 def expert_times(report: Report, sizes: Sizes) -> None:
-    """Action Cache: tiles of the two launches against compacted and dense cuBLAS."""
+    """Action Cache, the FFN alone: gathering kernels, compaction and what can follow it, against dense cuBLAS."""
     rows, width, mlp, layers = sizes.suffix, sizes.expert_width, sizes.expert_mlp, sizes.expert_layers
     plain = [(normal(2 * mlp, width, scale=width**-0.5), normal(width, mlp, scale=mlp**-0.5)) for _ in range(layers)]
     packed = [neurons.pack_neurons(*gate_up.chunk(2), down) for gate_up, down in plain]
-    x, slot, base = normal(rows, width), int32([1]), INTERPRETER if DRY_RUN else tiles_for(DEVICE)
+    x, slot, tiles = normal(rows, width), int32([1]), INTERPRETER if DRY_RUN else tiles_for(DEVICE)
     residual = normal(2, layers, rows, width)
     ranked = int32(torch.stack([torch.stack([torch.randperm(mlp) for _ in range(layers)]) for _ in range(2)]))
+    work = neurons.neuron_workspace(rows, width, mlp, x.dtype, DEVICE, tiles=tiles)
 
-    def neuron_calls(tiles: Tiles, n: int | None) -> list[Callable[[], object]]:
-        work = neurons.neuron_workspace(rows, width, n or mlp, x.dtype, DEVICE, tiles=tiles)
-        chosen = {} if n is None else {'slot': slot, 'n': n}
-        return [lambda i=i, p=p: neurons.neuron_ffn(
-            x, *p, **chosen, neurons=None if n is None else ranked[:, i], tiles=tiles, workspace=work, impl='triton',
-            residual=None if n is None else residual[:, i]) for i, p in enumerate(packed)]
+    def gathering(i: int, n: int) -> object:
+        return neurons.neuron_ffn(x, *packed[i], ranked[:, i], slot, n, residual[:, i], tiles=tiles, workspace=work,
+                                  impl='triton')
+
+    def whole(weights: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Callable[[], object]]:
+        return [lambda w=w: neurons.neuron_ffn(x, *w, tiles=tiles, workspace=work, impl='triton') for w in weights]
 
     def cublas(weights: list[tuple[torch.Tensor, torch.Tensor]]) -> list[Callable[[], object]]:
         return [lambda g=g, d=d: F.linear(geglu.activate(F.linear(x, g), impl='triton'), d) for g, d in weights]
     size = 6.0 * width
-    report.time(f'expert dense {mlp}: cuBLAS', cublas(plain), sizes, bytes_=size * mlp)
-    probe_n = sizes.chosen_neurons[len(sizes.chosen_neurons) // 2]
-    best = base
-    for field, options in (('neuron_gate_up', GATE_UP_TILES), ('neuron_down', DOWN_TILES)):
-        spans = {}
-        for tile in options if not DRY_RUN else [getattr(base, field)]:
-            tiles = replace(best, **{field: tile})
-            spans[tile] = report.time(f'expert {probe_n}: {field} {named(tile)}', neuron_calls(tiles, probe_n), sizes,
-                                      bytes_=size * probe_n)
-        best = replace(best, **{field: min(spans, key=spans.get)})
-    for n in (*sizes.chosen_neurons, None):
-        report.time(f'expert {n or mlp}{"" if n else " (dense)"}: two launches, best tiles', neuron_calls(best, n),
-                    sizes, bytes_=size * (n or mlp))
-        if n:
-            compact = [(gate_up.unflatten(0, (2, mlp))[:, ranked[1, i, :n]].flatten(0, 1),
-                        down[:, ranked[1, i, :n]].contiguous()) for i, (gate_up, down) in enumerate(plain)]
-            report.time(f'expert {n}: compacted, cuBLAS', cublas(compact), sizes, bytes_=size * n)
+    report.time(f'expert FFN, all {mlp}: cuBLAS', cublas(plain), sizes, bytes_=size * mlp)
+    report.time(f'expert FFN, all {mlp}: two launches', whole(packed), sizes, bytes_=size * mlp)
+    for n in sizes.chosen_neurons:
+        report.time(f'expert FFN, {n}: two launches', [lambda i=i, n=n: gathering(i, n) for i in range(layers)], sizes,
+                    bytes_=size * n)
+        compacted = [compact.compact_neurons(*weights, ranked[:, i:i + 1], slot, n)
+                     for i, weights in enumerate(packed)]
+        report.time(f'expert FFN, {n}: compaction, once a call and group', [
+            lambda i=i, n=n, out=out: compact.compact_neurons(*packed[i], ranked[:, i:i + 1], slot, n, out=out,
+                                                              impl='triton') for i, out in enumerate(compacted)],
+            sizes, bytes_=2 * size * n)
+        report.time(f'expert FFN, {n}: compacted, two launches', whole([(g[0], d[0]) for g, d in compacted]), sizes,
+                    bytes_=size * n)
+        report.time(f'expert FFN, {n}: compacted, cuBLAS', cublas([
+            (g[0].transpose(0, 1).reshape(2 * n, width), d[0].t().contiguous()) for g, d in compacted]), sizes,
+            bytes_=size * n)
 
 
 def small_times(report: Report, sizes: Sizes, rows: int, width: int) -> None:
@@ -226,6 +226,10 @@ def small_times(report: Report, sizes: Sizes, rows: int, width: int) -> None:
     qkvs = [normal(rows, (sizes.heads + 2) * sizes.head_dim) for _ in range(sizes.expert_layers)]
     angle = torch.rand(rows, sizes.head_dim // 2, device=DEVICE)
     cos, sin = angle.cos(), angle.sin()
+    vector = normal(width)
+    report.time(f'add_layer_norm {rows}x{width}', [
+        lambda x=x, d=d: layer_norm.add_layer_norm(x, d, vector, vector, vector, impl='triton') for x, d in states],
+        sizes, bytes_=4 * moved)
     report.time(f'rope {rows} rows', [lambda q=q: rope.rope(q, cos, sin, sizes.heads, impl='triton') for q in qkvs],
                 sizes, bytes_=4.0 * qkvs[0].numel())
 
@@ -241,7 +245,9 @@ def main() -> int:
     torch.set_grad_enabled(False)
     sizes, report = TINY if DRY_RUN else REAL, Report(arguments.json)
     run_checks(report, sizes, DEVICE)
+    layer_checks(report, sizes, DEVICE)
     if not arguments.checks_only:
+        layer_times(report, sizes, DEVICE)
         expert_times(report, sizes)
         prefix_times(report, sizes)
         small_times(report, sizes, sizes.visual + sizes.text, sizes.prefix_width)
