@@ -47,7 +47,7 @@ rmuscle_hash() { sha256sum | cut -c1-32; }
 rmuscle_install_python() {
   local python requirements=(-r "$RMUSCLE_ROOT/requirements.txt") options=() source=wheels key
   local stamp="$RMUSCLE_ROOT/.venv/.requirements"
-  local pip=("$RMUSCLE_ROOT/.venv/bin/python" -m pip install --quiet --progress-bar off --disable-pip-version-check)
+  local pip=("$RMUSCLE_ROOT/.venv/bin/python" -m pip install -qq --progress-bar off --disable-pip-version-check)
   python=$(rmuscle_find_python) || return 1
   if [ -n "${ROS_DISTRO:-}" ] && "$python" -c 'import rclpy' 2>/dev/null; then
     source=$ROS_DISTRO

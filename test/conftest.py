@@ -46,6 +46,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def ros_context():
     """Initialise rclpy's default context once; yields it."""
     rclpy = pytest.importorskip('rclpy')
-    rclpy.init()
+    from rclpy.signals import SignalHandlerOptions
+    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)  # Ctrl-C stops pytest, not the context under it
     yield rclpy.get_default_context()
     rclpy.try_shutdown()
