@@ -138,11 +138,11 @@ def _attention_specs(tile: Tile) -> Iterator[Spec]:
     for splits in (1, 12):
         whole = {'partial': None, 'stats': None} if splits == 1 else {}
         yield Spec('attend' if splits == 1 else 'attend_split', attention.attend_kernel,
-                   {**dict.fromkeys(('q', 'k', 'v', 'out'), bf16), 'kv_len': '*i32', 'partial': f32, 'stats': f32,
+                   {**dict.fromkeys(('q', 'k', 'v', 'out', 'partial'), bf16), 'kv_len': '*i32', 'stats': f32,
                     'rows': step, 'scale': 'fp32', 'k_stride': step, 'v_stride': step},
                    {'HEAD': 256, 'ROWS': tile.rows, 'KEYS': tile.depth, 'SPLITS': splits, **whole, **GPU_NUMERICS},
                    tile.launch, matmul=True)
-    yield Spec('join', attention.join_kernel, {'partial': f32, 'stats': f32, 'out': bf16, 'rows': step},
+    yield Spec('join', attention.join_kernel, {'partial': bf16, 'stats': f32, 'out': bf16, 'rows': step},
                {'HEAD': 256, 'SPLITS': 12, 'PADDED': 16, 'UPCAST': False})
 
 

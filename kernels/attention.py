@@ -66,8 +66,11 @@ def attend_kernel(q, k, v, kv_len, out, partial, stats, rows, scale, k_stride, v
         place = split * rows + row
         tl.store(stats + place, best, mask=inside)
         tl.store(stats + SPLITS * rows + place, total, mask=inside)
-        # also without keys, as zeros: joining then need not know before it loads
-        tl.store(partial + place[:, None] * HEAD + width[None, :], acc, mask=inside[:, None])
+        # a mean of values, so 16 bits hold it as well as they hold the output; zeros from a split without keys, so that
+        # joining need not know before it loads
+        part = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+        tl.store(partial + place[:, None] * HEAD + width[None, :], cast(part, partial.dtype.element_ty, UPCAST),
+                 mask=inside[:, None])
 
 
 @jit
@@ -79,11 +82,11 @@ def join_kernel(partial, stats, out, rows, HEAD: tl.constexpr, SPLITS: tl.conste
     split = tl.arange(0, PADDED)
     place = split * rows + row
     real = split < SPLITS
-    part = tl.load(partial + place[:, None] * HEAD + width[None, :], mask=real[:, None], other=0.0)
+    part = tl.load(partial + place[:, None] * HEAD + width[None, :], mask=real[:, None], other=0.0).to(tl.float32)
     best = tl.load(stats + place, mask=real, other=float('-inf'))
     total = tl.load(stats + SPLITS * rows + place, mask=real, other=0.0)
-    share = tl.exp2(best - tl.max(best, axis=0))  # 0 for a split without keys
-    y = tl.sum(part * share[:, None], axis=0) / tl.sum(total * share, axis=0)
+    share = total * tl.exp2(best - tl.max(best, axis=0))  # 0 for a split without keys
+    y = tl.sum(part * share[:, None], axis=0) / tl.sum(share, axis=0)
     tl.store(out + row * HEAD + width, cast(y, out.dtype.element_ty, UPCAST))
 
 
@@ -117,7 +120,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_len: torch.Tens
         splits = max(1, min(PROGRAMS // tiles, triton.cdiv(k.shape[0], tile.depth), MAX_SPLITS))
     partial = stats = None
     if splits > 1:
-        partial = torch.empty(splits, queries, size, dtype=torch.float32, device=q.device)
+        partial = q.new_empty(splits, queries, size)
         stats = torch.empty(2, splits, queries, dtype=torch.float32, device=q.device)
     attend_kernel[(tiles, splits)](q, k, v, kv_len, out, partial, stats, queries, LOG2E * size**-0.5, k.stride(0),
                                    v.stride(0), HEAD=size, ROWS=tile.rows, KEYS=tile.depth, SPLITS=splits,
