@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SIMULATOR = {'gym_aloha', 'dm_control', 'mujoco'}
 ROS = {element.text for element in ElementTree.parse(ROOT / 'package.xml').iter()
        if element.tag in ('depend', 'exec_depend') and not element.text.startswith('python3-')}
-ROS |= {'builtin_interfaces', 'message_filters', 'rmuscle'}
+ROS |= {'message_filters', 'rmuscle'}
 
 
 def imports(path: Path) -> set[str]:

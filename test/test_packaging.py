@@ -73,12 +73,13 @@ def test_every_import_is_declared(requirements):
     ros = {e.text for e in PACKAGE_XML if e.tag in ('depend', 'exec_depend') and not e.text.startswith('python3-')}
     known = {*sys.stdlib_module_names, *ros, 'rmuscle', 'rmuscle_core', 'rmuscle_ros', 'rmuscle_kernels',
              *(MODULES_OF.get(name, name) for name in requirements)}
+    undeclared = {}
     for path in (p for p in SOURCES if p.relative_to(ROOT).parts[0] in (*PACKAGES, 'launch')):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and not node.level else []
-            foreign = {name.partition('.')[0] for name in names} - known
-            assert not foreign, f'{path.relative_to(ROOT)} imports {foreign}; add it to setup.py or package.xml'
+            undeclared |= {name: str(path.relative_to(ROOT)) for name in names if name.partition('.')[0] not in known}
+    assert not undeclared, 'add these to setup.py or package.xml'
 
 
 def test_every_package_folder_is_shipped(metadata):
