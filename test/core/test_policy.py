@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MusclePolicy on a tiny model: exactness, the fallback ladder, and that a reference can slow a call but not fail it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from rmuscle_core.errors import LibraryError, ObservationError
+from rmuscle_core.ffn import RecordFFN
+from rmuscle_core.library import ReferenceId
+from rmuscle_core.policy import MusclePolicy, task_of
+from rmuscle_core.settings import Settings
+
+from conftest import write_checkpoint  # isort: skip
+
+PROMPT, WAIT_S = 'lift the cube', 60.0
+OPEN = Settings().with_values(min_similarity=0.0)
+
+
+@pytest.fixture
+def load(tiny_checkpoint):
+    """load(settings, library): policies that are closed after the test."""
+    opened = []
+
+    def make(settings=OPEN, library=None, checkpoint=tiny_checkpoint, **options):
+        opened.append(MusclePolicy.load(checkpoint, settings, library=library, **options))
+        opened[-1].warm_up(PROMPT)
+        return opened[-1]
+
+    yield make
+    assert all(policy.close() for policy in opened)
+
+
+def run(policy, observations):
+    """Calls with all the time in the world between them."""
+    chunks = []
+    for observation in observations:
+        chunks.append(policy.infer(observation))
+        policy.chunk_published(float('inf'))
+        assert policy.wait_ready(WAIT_S)
+    return chunks
+
+
+@pytest.fixture
+def library(load, look, tmp_path):
+    """A library of one episode: places 0, 1, 2."""
+    policy = load(library=tmp_path / 'library')
+    run(policy, [look(seed=1, place=place) for place in range(3)])
+    policy.save_episode(True).result(WAIT_S)
+    return tmp_path / 'library'
+
+
+def test_ratios_of_one_equal_dense_bit_for_bit(load, look, library):
+    dense = run(load(OPEN.with_values(mode='dense')), [look(2, 0), look(2, 1)])
+    full = run(load(OPEN.with_values(token_ratio=1, neuron_ratio=1), library), [look(2, 0), look(2, 1)])
+    assert [c.report.path for c in full] == ['library', 'library']
+    for a, b in zip(dense, full, strict=True):
+        assert np.array_equal(a.actions, b.actions)
+
+
+def test_reconstructed_states_equal_a_direct_prefill_of_the_stored_inputs(load, library):
+    policy = load(library=library)
+    identity = policy.library.index().ids[0]
+    with policy.memory.working_set.reading(identity) as reading:
+        slot, arena = reading.slot, policy.engine.arena
+        x, y = arena.x[slot].clone(), arena.y[slot].clone()
+    stored = policy.library.load(identity)
+    arena.x.zero_()
+    arena.y.zero_()
+    with torch.inference_mode():
+        text = policy.model.embed_prompt(torch.as_tensor(stored.token_ids, dtype=torch.int64))
+        policy.model.prefill(torch.cat([stored.prefix.float(), text])[None], RecordFFN(arena, slot, lambda: None))
+    assert x.abs().sum() > 0
+    assert torch.equal(arena.x[slot], x) and torch.equal(arena.y[slot], y)
+
+
+def test_an_episode_is_followed_through_the_library(load, look, library):
+    reports = [c.report for c in run(load(library=library), [look(3, place) for place in range(3)])]
+    assert [r.path for r in reports] == ['library'] * 3
+    assert [r.reference.split('#')[1] for r in reports] == ['0', '1', '2']
+    for report in reports:
+        assert report.tokens_recomputed == report.tokens // 2 and report.neurons_evaluated == report.neurons // 2
+        assert 0.9 < report.similarity <= 1.0
+        assert report.milliseconds['total'] >= report.milliseconds['prefill'] + report.milliseconds['denoise'] > 0
+
+
+def test_cached_actions_stay_near_dense_ones_on_a_similar_observation(load, look, library):
+    dense, = run(load(OPEN.with_values(mode='dense')), [look(4, 0)])
+    full, = run(load(library=library), [look(4, 0)])
+    other, = run(load(OPEN.with_values(mode='dense')), [look(4, 7)])
+    assert 0 < np.abs(full.actions - dense.actions).mean() < 0.5 * np.abs(other.actions - dense.actions).mean()
+
+
+def test_without_a_library_the_previous_call_serves_and_before_it_nothing(load, look):
+    reports = [c.report for c in run(load(), [look(0, 0), look(1, 0), look(2, 0)])]
+    assert [r.path for r in reports] == ['dense', 'previous_call', 'previous_call']
+    assert reports[0].tokens_recomputed == reports[0].tokens and reports[0].reference == ''
+
+
+@pytest.mark.parametrize(('change', 'word'), [
+    ({'mode': 'dense'}, 'dense'), ({'reference_source': 'none'}, 'none'), ({'min_similarity': 1.0}, 'similarity')])
+def test_the_report_says_why_a_call_ran_dense(load, look, library, change, word):
+    policy = load(library=library)
+    policy.settings = OPEN.with_values(**change)
+    report = policy.infer(look(5, 1)).report
+    assert report.path == 'dense' and word in report.reason
+
+
+def test_settings_take_effect_at_the_next_call(load, look, library):
+    policy = load(library=library)
+    policy.settings = OPEN.with_values(token_ratio=0.25, mode='context')
+    report = policy.infer(look(6, 0)).report
+    assert (report.tokens_recomputed, report.neurons_evaluated) == (report.tokens // 4, report.neurons)
+
+
+def test_a_new_neuron_ratio_denoises_dense_until_its_residual_is_rebuilt(load, look, library):
+    policy = load(library=library)
+    policy.settings = OPEN.with_values(neuron_ratio=0.25)
+    first, = run(policy, [look(7, 0)])
+    assert first.report.path == 'library' and first.report.neurons_evaluated == first.report.neurons
+    assert 'residual' in first.report.reason
+    second, = run(policy, [look(7, 1)])
+    assert second.report.neurons_evaluated == second.report.neurons // 4
+
+
+def test_a_missing_camera_runs_dense_and_an_unknown_one_is_refused(load, look, library):
+    policy = load(library=library)
+    report = policy.infer(look(8, 0, cameras=('base',))).report
+    assert report.path == 'dense' and report.tokens == 16
+    with pytest.raises(ObservationError, match='side'):
+        policy.infer(type(look())({'side': look().images['base']}, look().state, PROMPT))
+
+
+def test_a_poisoned_reference_costs_one_dense_call_and_is_not_used_again(load, look, library):
+    policy = load(library=library)
+    dense, = run(load(OPEN.with_values(mode='dense')), [look(9, 0)])
+    policy.engine.arena.y.fill_(float('nan'))
+    chunk = policy.infer(look(9, 0))
+    assert np.array_equal(chunk.actions, dense.actions)
+    assert chunk.report.path == 'dense' and 'non-finite' in chunk.report.reason
+    policy.chunk_published(float('inf'))
+    assert policy.wait_ready(WAIT_S)
+    policy.reset_episode(PROMPT)
+    assert policy.wait_ready(WAIT_S)
+    assert not policy.infer(look(9, 0)).report.reference.endswith('#0')
+
+
+def test_a_library_of_another_checkpoint_is_reported_and_left_alone(load, look, library, tmp_path):
+    other = write_checkpoint(tmp_path / 'other', seed=1)
+    before = {path: path.read_bytes() for path in library.rglob('*') if path.is_file()}
+    policy = load(library=library, checkpoint=other)
+    assert policy.infer(look()).report.path == 'dense'
+    assert len(policy.problems) == 1 and 'weights' in policy.problems[0] and str(library) in policy.problems[0]
+    assert before == {path: path.read_bytes() for path in library.rglob('*') if path.is_file()}
+    with pytest.raises(LibraryError, match='weights'):
+        MusclePolicy.load(other, library=library, need_library=True)
+
+
+def test_another_mask_layout_is_another_library(load, look, library):
+    policy = load(OPEN.with_values(group_size=2), library)
+    assert 'masks' in policy.problems[0] and policy.infer(look()).report.path == 'dense'
+
+
+def test_a_damaged_episode_file_is_reported_and_calls_go_on(load, look, library):
+    episode, = library.rglob('*.h5')
+    content = bytearray(episode.read_bytes())
+    content[len(content) // 2:len(content) // 2 + 64] = bytes(64)
+    episode.write_bytes(content)
+    policy = load(library=library)
+    chunks = run(policy, [look(3, place) for place in range(3)])
+    assert len(chunks) == 3 and all(np.isfinite(c.actions).all() for c in chunks)
+    assert any(episode.stem in problem for problem in policy.problems)
+
+
+def test_saving_needs_a_library_and_calls(load, look, tmp_path):
+    policy = load()
+    run(policy, [look()])
+    with pytest.raises(LibraryError, match='library'):
+        policy.save_episode().result(WAIT_S)
+    with pytest.raises(LibraryError, match='policy calls'):
+        load(library=tmp_path / 'new').save_episode().result(WAIT_S)
+
+
+def test_a_saved_episode_serves_the_next_one_at_once(load, look, tmp_path):
+    policy = load(library=tmp_path / 'library')
+    run(policy, [look(1, 0), look(1, 1)])
+    assert policy.save_episode(True).result(WAIT_S).is_file()
+    policy.reset_episode(PROMPT)
+    assert policy.wait_ready(WAIT_S)
+    assert [c.report.path for c in run(policy, [look(2, 0), look(2, 1)])] == ['library', 'library']
+
+
+def test_recorded_and_lived_episodes_give_the_same_references(load, look, tmp_path):
+    observations = [look(1, place) for place in range(2)]
+    lived = load(OPEN.with_values(mode='dense'), library=tmp_path / 'library')
+    run(lived, observations)
+    lived.save_episode(True).result(WAIT_S)
+    recorded = load().record_references(observations, task_of(PROMPT), 'episode')
+    for identity, expected in zip(lived.library.index().ids, recorded, strict=True):
+        stored = lived.library.load(identity)
+        assert torch.equal(stored.prefix, expected.prefix)
+        for name in ('token_ids', 'states', 'key', 'neurons', 'chunk'):
+            assert np.array_equal(getattr(stored, name), getattr(expected, name)), name
+
+
+def test_status_counts_what_served(load, look, library):
+    policy = load(library=library)
+    run(policy, [look(1, 0), look(1, 1)])
+    status = policy.status()
+    assert status['served_library'] == 2 and status['library_entries'] == 3 and status['slots'] == OPEN.slots
+    assert status['working_set_bytes'] == policy.engine.arena.nbytes > 0
+    json.dumps(status)
+
+
+@pytest.mark.parametrize(('prompt', 'task'), [('Lift the cube!', 'lift-the-cube'), ('', 'task'), ('...', 'task')])
+def test_a_prompt_names_its_task(prompt, task):
+    assert task_of(prompt) == task
+
+
+def test_long_prompts_keep_different_names_that_fit_a_file_name():
+    a, b = task_of('word ' * 100 + 'left'), task_of('word ' * 100 + 'right')
+    assert a != b and len(a) <= 64 and ReferenceId(a, 'episode', 0)
