@@ -50,7 +50,7 @@ def run_checks(report, sizes: Sizes, device: torch.device) -> None:
     def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return (torch.randn(shape, device=device) * scale).to(dtype)
     for part in (check_select, check_geglu, check_merge, check_neurons, check_compact, check_small,
-                 check_replay):
+                 check_gelu, check_replay):
         part(report, sizes, normal)
 
 
@@ -177,6 +177,21 @@ def check_small(report, sizes, normal) -> None:
                         rope.rope_reference(qkv, angle.cos(), angle.sin(), sizes.heads))
             return max(error(got, want) for got, want in pairs)
         report.check(f'rope {rows} rows', run_rope, LIMITS[torch.bfloat16])
+
+
+def check_gelu(report, sizes, normal) -> None:
+    """cuBLASLt's epilogue is nearer to the tanh form than to the exact one; the vision tower relies on that."""
+    x = normal(256, 64, scale=2.0, dtype=torch.float16)
+    if x.device.type == 'cpu':
+        return
+    linear = torch.eye(64, dtype=x.dtype, device=x.device)
+
+    def run():
+        got = torch._addmm_activation(x.new_zeros(64), x, linear, use_gelu=True).float()
+        forms = (torch.nn.functional.gelu(x.float(), approximate=form) for form in ('tanh', 'none'))
+        tanh, exact = ((got - form).abs().sum().item() for form in forms)
+        return tanh / exact
+    report.check('gelu in the epilogue is the tanh form', run, 0.9)
 
 
 def check_replay(report, sizes, normal) -> None:

@@ -21,7 +21,7 @@ from rmuscle_kernels.runtime import DTYPES, expect, jit, launch, multiple, numer
 from rmuscle_kernels.tiles import Tile, Tiles, tiles_for
 
 EPS = 1e-6
-PAD = 128  # hidden is padded with zeros to this many neurons, so that no tile of the second launch needs a mask
+PAD = 256  # hidden is padded with zeros to this many neurons, so that no tile of the second launch needs a mask
 
 
 @jit(do_not_specialize=['rows', 'n'])
