@@ -3,20 +3,42 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
+from rmuscle_core.engine.self_check import disagreement
 from rmuscle_core.model import VLA, ModelConfig
 from rmuscle_core.settings import Settings
+
+log = logging.getLogger(__name__)
 
 GRAIN = 256  # widths that the kernels' tiles divide on every GPU
 
 
 def build_engine(model: VLA, settings: Settings, views: int) -> EagerEngine | GraphEngine:
-    """The graph engine for a pi0.5 on a GPU that the kernels fit, else the eager one."""
-    fast = model.cos.device.type == 'cuda' and packable(model.config)
-    return (GraphEngine if fast else EagerEngine)(model, settings, views)
+    """The graph engine for a pi0.5 on a GPU that the kernels fit and that computes right with them, else the eager."""
+    if model.cos.device.type != 'cuda' or not packable(model.config):
+        return EagerEngine(model, settings, views)
+    return checked(GraphEngine, model, settings, views)
+
+
+def checked(kind: type[GraphEngine], model: VLA, settings: Settings, views: int) -> EagerEngine | GraphEngine:
+    """The engine asked for if it builds, runs and agrees with the plain model; else the eager one, with a warning."""
+    try:
+        engine = kind(model, settings, views)
+        problem = disagreement(engine, model)
+    except torch.OutOfMemoryError:
+        raise  # the eager engine needs as much
+    except Exception as error:  # noqa: BLE001 - compilers raise what they like, and each has a slower way round it
+        problem = (f'the fast engine does not run here ({type(error).__name__}: {error}); calls run on the plain engine, '
+                   'slower. On Jetson Thor set TRITON_PTXAS_BLACKWELL_PATH to the ptxas of CUDA 13')
+    if problem:
+        log.warning(problem)
+        return EagerEngine(model, settings, views)
+    return engine
 
 
 def packable(config: ModelConfig) -> bool:

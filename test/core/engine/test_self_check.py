@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fast engine is used only where it agrees with the plain model."""
+
+import pytest
+import torch
+from engine_parts import CAMERAS, small_model
+
+from rmuscle_core.engine import packed, packed_expert, packed_ffn, slot_ffn
+from rmuscle_core.engine.build import checked
+from rmuscle_core.engine.eager import EagerEngine
+from rmuscle_core.engine.graphs import GraphEngine
+from rmuscle_core.engine.self_check import disagreement
+from rmuscle_core.settings import Settings
+
+SETTINGS = Settings().with_values(slots=2)
+
+
+@pytest.fixture
+def model():
+    return small_model()
+
+
+def test_both_engines_agree_with_the_model(model):
+    assert disagreement(EagerEngine(model, SETTINGS, len(CAMERAS)), model) == ''
+    assert isinstance(checked(GraphEngine, model, SETTINGS, len(CAMERAS)), GraphEngine)
+
+
+@pytest.mark.parametrize(('module', 'part', 'word'), [
+    (slot_ffn, 'merge_rows', 'cached'), (packed, 'attend', 'dense'), (packed_ffn, 'gather_geglu', 'dense'),
+    (packed_expert, 'ada_rms_norm', 'cached')])
+@pytest.mark.parametrize('wrong', [4.0, float('nan')])
+def test_a_kernel_that_computes_wrongly_is_found(model, monkeypatch, caplog, module, part, word, wrong):
+    right = getattr(module, part)
+    monkeypatch.setattr(module, part, lambda *args, **options: right(*args, **options) * wrong)
+    engine = checked(GraphEngine, model, SETTINGS, len(CAMERAS))
+    assert type(engine) is EagerEngine
+    assert word in caplog.text and 'plain engine' in caplog.text
+
+
+def test_a_compiler_that_fails_costs_only_speed(model, monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("ptxas fatal: Value 'sm_110a' is not defined")
+
+    monkeypatch.setattr(GraphEngine, 'embed', fail)
+    engine = checked(GraphEngine, model, SETTINGS, len(CAMERAS))
+    assert type(engine) is EagerEngine and 'sm_110a' in caplog.text
+
+
+def test_memory_that_runs_out_is_not_hidden(model, monkeypatch):
+    def fail(*_):
+        raise torch.OutOfMemoryError('no memory')
+
+    monkeypatch.setattr(GraphEngine, 'embed', fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        checked(GraphEngine, model, SETTINGS, len(CAMERAS))
