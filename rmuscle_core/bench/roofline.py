@@ -18,6 +18,7 @@ from rmuscle_core.engine.plan import CallPlan
 from rmuscle_core.model import ModelConfig
 
 Operators = list[tuple[float, float]]  # (FLOPs, bytes)
+PEAK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,10 @@ def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:
     return Peaks(2 * side**3 / product, 2 * source.nbytes / copy, 'measured before the run')
 
 
-def _fastest(call: Callable[[], object], cuda: bool, repeats: int = 8) -> float:
-    best = float('inf')
-    for _ in range(repeats):
-        start = time.perf_counter()
+def _fastest(call: Callable[[], object], cuda: bool) -> float:
+    """Least seconds of many repetitions, over long enough to meet a quiet moment of a shared machine."""
+    best, end = float('inf'), time.perf_counter() + PEAK_SECONDS
+    while (start := time.perf_counter()) < end:
         call()
         if cuda:
             torch.cuda.synchronize()

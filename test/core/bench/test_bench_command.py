@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from rmuscle_core.bench import calls, layers, reconstruct, runs
+from rmuscle_core.bench import calls, layers, reconstruct, roofline, runs
 from rmuscle_core.bench.sizes import SIZES, TEXT, random_model
 from rmuscle_core.cli import main
 from rmuscle_core.engine.eager import EagerEngine
@@ -16,6 +16,11 @@ from rmuscle_core.model import TransformerConfig, save_checkpoint
 from rmuscle_core.settings import PROFILES, Settings
 
 CPU = torch.device('cpu')
+
+
+@pytest.fixture(autouse=True)
+def brief_peaks(monkeypatch):
+    monkeypatch.setattr(roofline, 'PEAK_SECONDS', 0.05)
 
 
 def bench(capsys, *arguments):
