@@ -60,12 +60,14 @@ class MusclePolicy:
         left alone and reported in ``problems``, and calls run without it; with need_library it raises LibraryError.
         """
         # On a GPU speed is the point: the vision tower in bfloat16 too ("rmuscle verify --numerics fast" compares).
-        model = load_model(checkpoint, device=device, numerics='fast' if device.startswith('cuda') else 'lerobot')
+        settings = settings or Settings()
+        model = load_model(checkpoint, device=device, numerics='fast' if device.startswith('cuda') else 'lerobot',
+                           weight_dtype=settings.weight_dtype)
         processor = Processor.from_checkpoint(checkpoint, model.config)
         opened, problem = None, ''
         if library:
             try:
-                masks = mask_layout(settings or Settings(), model.config)
+                masks = mask_layout(settings, model.config)
                 identity = fingerprint(checkpoint, model, processor, masks=masks)
                 opened = EpisodeLibrary.open_or_create(library, identity)
             except LibraryError as error:

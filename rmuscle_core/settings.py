@@ -17,6 +17,7 @@ NEXT_CALL, ON_CONFIGURE = 'next policy call', 'configure'
 MODES = ('dense', 'context', 'action', 'full')
 SOURCES = ('library', 'previous_call', 'none')
 RESIDUALS = ('reference', 'none')
+WEIGHT_DTYPES = ('checkpoint', 'fp8')
 # profile -> (token_ratio, neuron_ratio)
 PROFILES = {'fast': (0.35, 0.35), 'default': (0.5, 0.5), 'slow': (0.8, 0.75)}
 
@@ -57,6 +58,8 @@ class Settings:
                               unit='steps', effect=ON_CONFIGURE)
     sketch_width: int = setting(0, 'width of the random projection by which tokens are compared; 0 compares them '
                                 'whole', low=0, high=1024, effect=ON_CONFIGURE)
+    weight_dtype: str = setting('checkpoint', 'how FFN weights are held: as the rest of the checkpoint, or in 8 bits '
+                                '(e4m3)', choices=WEIGHT_DTYPES, effect=ON_CONFIGURE)
     noise_seed: int = setting(0, 'seed of the initial noise, equal for every call so that references fit', low=0,
                               high=2**31 - 1, effect=ON_CONFIGURE)
 

@@ -12,6 +12,7 @@ from rmuscle_core.bench import report
 from rmuscle_core.bench.device import describe, open_device
 from rmuscle_core.bench.sizes import SIZES
 from rmuscle_core.model.config import DTYPES
+from rmuscle_core.settings import WEIGHT_DTYPES
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -29,6 +30,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     model.add_argument('--checkpoint', type=Path, help='LeRobot checkpoint directory instead')
     bench.add_argument('--device', default='cpu', help='cpu, cuda, cuda:1, ... (%(default)s)')
     bench.add_argument('--dtype', choices=tuple(DTYPES), help='float32 on a CPU, bfloat16 elsewhere')
+    bench.add_argument('--weight-dtype', choices=WEIGHT_DTYPES, default='checkpoint',
+                       help='how FFN weights of the model are held (%(default)s)')
     bench.add_argument('--views', type=int, nargs='+', help='numbers of cameras to measure with')
     bench.add_argument('--chunk', type=int, nargs='+', help='chunk lengths to measure with')
     bench.add_argument('--sketch', type=int, help='compare tokens by sketches of this width')
@@ -50,6 +53,6 @@ def run(args: argparse.Namespace) -> int:
     device = open_device(args.device)
     args.dtype = args.dtype or ('float32' if device.type == 'cpu' else 'bfloat16')
     result = runs.RUNS[args.kind or 'calls'](args, device)
-    report.finish({'kind': args.kind or 'calls', 'machine': describe(device), 'dtype': args.dtype, **result}, args.json,
-                  args.out)
+    report.finish({'kind': args.kind or 'calls', 'machine': describe(device), 'dtype': args.dtype,
+                   'weight_dtype': args.weight_dtype, **result}, args.json, args.out)
     return 0

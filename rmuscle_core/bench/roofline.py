@@ -65,8 +65,14 @@ def work(config: ModelConfig, views: int, text: int, plan: CallPlan, element: in
     return sum(f for f, _ in operators), sum(b for _, b in operators)
 
 
-def _linear(rows: float, weights: float, element: int, streamed: float = 0) -> tuple[float, float]:
-    return 2 * rows * weights, (weights + streamed) * element
+def _linear(rows: float, weights: float, element: int, streamed: float = 0,
+            stored: int | None = None) -> tuple[float, float]:
+    return 2 * rows * weights, weights * (stored or element) + streamed * element
+
+
+def _ffn_element(config: ModelConfig, element: int) -> int:
+    """Bytes of one FFN weight; the scales of 8-bit ones are too few to count."""
+    return 1 if config.weight_dtype == 'fp8' else element
 
 
 def _vision(config: ModelConfig, views: int, element: int) -> Operators:
@@ -89,7 +95,8 @@ def _prefill_attention(config: ModelConfig, rows: int, element: int) -> Operator
 def _prefill_ffn(config: ModelConfig, tokens: int, text: int, plan: CallPlan, element: int) -> Operators:
     p = config.prefix
     kept = tokens if plan.tokens is None else plan.tokens
-    layer = [_linear(kept + text, 3 * p.width * p.mlp, element, 2 * (kept + text) * p.width)]
+    layer = [_linear(kept + text, 3 * p.width * p.mlp, element, 2 * (kept + text) * p.width,
+                     _ffn_element(config, element))]
     if kept < tokens:  # compare every token with its reference; read and place what is reused
         layer.append((0, (2 * tokens + 2 * (tokens - kept)) * p.width * element))
     return layer * (p.layers - 1)
@@ -109,7 +116,8 @@ def _denoise_ffn(config: ModelConfig, plan: CallPlan, element: int) -> Operators
     e = config.expert
     neurons = e.mlp if plan.neurons is None else plan.neurons
     residual = config.suffix_rows * e.width * (plan.residual and neurons < e.mlp)
-    return [_linear(config.suffix_rows, 3 * e.width * neurons, element, residual)] * (e.layers * config.steps)
+    layer = _linear(config.suffix_rows, 3 * e.width * neurons, element, residual, _ffn_element(config, element))
+    return [layer] * (e.layers * config.steps)
 
 
 def measure_peaks(device: torch.device, dtype: torch.dtype) -> Peaks:

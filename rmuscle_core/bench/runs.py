@@ -127,14 +127,16 @@ def run_retrieval(args: argparse.Namespace, device: torch.device) -> dict[str, o
 def run_roofline(args: argparse.Namespace, device: torch.device) -> dict[str, object]:
     """Least times of the full-size model; estimates, nothing is measured."""
     text, result = TEXT['pi05'], {}
+    config, fp8 = replace(PI05, weight_dtype=args.weight_dtype), args.weight_dtype == 'fp8'
+    bits = '16 bit, FFN weights 8 bit' if fp8 else '16 bit'
     for views in args.views or [3]:
         tokens = views * PI05.vision.tokens
         plans = {'dense': CallPlan(), **{profile: plan_call(Settings().with_values(profile=profile), PI05, tokens, text)
                                          for profile in PROFILES}}
         for name, peaks in roofline.KNOWN.items():
-            floors = {key: roofline.floors(PI05, views, text, plan, 2, peaks) for key, plan in plans.items()}
+            floors = {key: roofline.floors(config, views, text, plan, 2, peaks) for key, plan in plans.items()}
             dense = floors['dense']['total']
-            report.print_table(f'{name} ({peaks.source}), pi0.5, {views} views, 16 bit: least milliseconds',
+            report.print_table(f'{name} ({peaks.source}), pi0.5, {views} views, {bits}: least milliseconds',
                                ['', *floors['dense'], 'speedup at most'],
                                [[key, *floor.values(), dense / floor['total']] for key, floor in floors.items()])
             result[f'{name}, {views} views'] = floors
@@ -166,9 +168,9 @@ def bench_model(args: argparse.Namespace, device: torch.device, settings: Settin
     Raises SettingsError when it would not fit into the device's memory.
     """
     if args.checkpoint:
-        model = load_model(args.checkpoint, device=str(device), dtype=args.dtype)
+        model = load_model(args.checkpoint, device=str(device), dtype=args.dtype, weight_dtype=args.weight_dtype)
         return model, min(TEXT['small'], model.config.prompt_length)
-    config = sized(args.size, views, chunk, args.dtype)
+    config = sized(args.size, views, chunk, args.dtype, args.weight_dtype)
     require_memory(memory_budget(config, settings, len(config.cameras)), settings.slots, device)
     return random_model(config, device), TEXT[args.size]
 

@@ -33,13 +33,14 @@ SIZES = {
 TEXT = {'pi05': 50, 'medium': 12, 'small': 52, 'tiny': 5}  # prompt tokens, about what the model's tokenizer makes
 
 
-def sized(name: str, views: int | None = None, chunk: int | None = None, dtype: str | None = None) -> ModelConfig:
-    """The named configuration with other numbers of views or actions, or another compute dtype."""
+def sized(name: str, views: int | None = None, chunk: int | None = None, dtype: str | None = None,
+          weight_dtype: str = 'checkpoint') -> ModelConfig:
+    """The named configuration with other numbers of views or actions, or another way to hold weights."""
     config = SIZES[name]
     if views is not None and not 1 <= views <= len(CAMERAS):
         raise SettingsError(f'--views must lie in [1, {len(CAMERAS)}], not {views}')
     return replace(config, cameras=CAMERAS[:views] if views else config.cameras,
-                   chunk_size=chunk or config.chunk_size, dtype=dtype or config.dtype)
+                   chunk_size=chunk or config.chunk_size, dtype=dtype or config.dtype, weight_dtype=weight_dtype)
 
 
 def random_model(config: ModelConfig, device: torch.device) -> VLA:

@@ -16,7 +16,10 @@ MARGIN = 0.05  # of the total, for libraries' workspaces and fragmentation
 
 
 def memory_budget(config: ModelConfig, settings: Settings, views: int) -> dict[str, int]:
-    """Bytes by item, 'total' among them; weights are exact, activations the largest that live at once."""
+    """Bytes by item, 'total' among them; weights are exact, activations the largest that live at once.
+
+    8-bit FFN weights are made from whole ones, so loading them takes what the model takes without.
+    """
     element = torch.finfo(config.compute_dtype).bits // 8
     with torch.device('meta'):
         model = VLA(config)
@@ -32,6 +35,8 @@ def memory_budget(config: ModelConfig, settings: Settings, views: int) -> dict[s
              **{f'references: {part}': settings.slots * size for part, size in slot.items()},
              'keys and values': lanes * cache,
              'activations': lanes * activations + tokens * (vision.mlp + 8 * vision.width) * 4}
+    if config.weight_dtype == 'fp8':
+        items['widened weights'] = lanes * prefix.width * prefix.mlp * element
     items['margin'] = int(MARGIN * sum(items.values()))
     return {**items, 'total': sum(items.values())}
 

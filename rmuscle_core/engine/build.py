@@ -20,6 +20,9 @@ GRAIN = 256  # widths that the kernels' tiles divide on every GPU
 
 def build_engine(model: VLA, settings: Settings, views: int) -> EagerEngine | GraphEngine:
     """The graph engine for a pi0.5 on a GPU that the kernels fit and that computes right with them, else the eager."""
+    if model.config.weight_dtype == 'fp8' and model.cos.device.type == 'cuda':
+        log.warning('weight_dtype fp8 saves memory, not time: no fused kernel reads 8-bit weights yet, so calls run on '
+                    'the plain engine')
     if model.cos.device.type != 'cuda' or not packable(model.config):
         return EagerEngine(model, settings, views)
     return checked(GraphEngine, model, settings, views)
@@ -42,7 +45,11 @@ def checked(kind: type[GraphEngine], model: VLA, settings: Settings, views: int)
 
 
 def packable(config: ModelConfig) -> bool:
-    """Whether the kernels serve this model: pi0.5 in bfloat16, whole tiles, powers of two where one is halved."""
+    """Whether the kernels serve this model: pi0.5 in bfloat16, whole tiles, powers of two where one is halved.
+
+    Weights in 8 bits have no kernels.
+    """
     size, width = config.prefix.head_dim, config.expert.width
-    return (config.kind == 'pi05' and config.compute_dtype == torch.bfloat16 and size >= 32 and not size & (size - 1)
+    return (config.kind == 'pi05' and config.compute_dtype == torch.bfloat16 and config.weight_dtype == 'checkpoint'
+            and size >= 32 and not size & (size - 1)
             and config.prefix.width % GRAIN == 0 and width % GRAIN == 0 and not width & (width - 1))

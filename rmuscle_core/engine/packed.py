@@ -28,13 +28,17 @@ class PackedVLA:
     Takes the VLA's weights over without a second copy: its FFN weights become views of the packed ones, so the VLA
     stays usable. Norms round once where the VLA rounds after each operation; in float32 both agree to 1e-5.
 
-    Raises CheckpointError for pi0, whose state token masks keys: it runs on the plain path.
+    Raises CheckpointError for pi0, whose state token masks keys, and for 8-bit FFN weights: they run on the plain
+    path.
     """
 
     def __init__(self, model: VLA) -> None:
         if model.config.kind != 'pi05':
             raise CheckpointError('fused kernels serve pi0.5 only; this checkpoint is pi0, whose state token needs a '
                                   'mask, so run it with the eager engine')
+        if model.config.weight_dtype != 'checkpoint':
+            raise CheckpointError('fused kernels read whole FFN weights, this model holds 8-bit ones; load it with '
+                                  'weight_dtype checkpoint or run it with the eager engine')
         self.vla, self.config = model, model.config
         self.prefix_weight = model.prefix_weight
         device, dtype = self.prefix_weight.device, self.prefix_weight.dtype

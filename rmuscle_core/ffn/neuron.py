@@ -31,7 +31,7 @@ class NeuronFFN:
         self._group: dict[int, int] = {}  # layer -> whose mask the workspace holds; steps come in order
 
     def __call__(self, x: torch.Tensor, mlp, layer: int, step: int = 0) -> torch.Tensor:
-        if self.neurons >= mlp.gate.weight.shape[0]:  # nothing is dropped: the dense code path, bit for bit
+        if self.neurons >= mlp.gate.out_features:  # nothing is dropped: the dense code path, bit for bit
             return mlp(x)
         gate, up, down = self._weights(mlp, step // self.group_size, layer)
         rows = x.to(gate.dtype)
@@ -45,21 +45,15 @@ class NeuronFFN:
         if self._group.get(layer) != group:
             # Ascending, because picking columns in memory order is several times faster than in order of rank.
             index = self.arena.neurons[self.slot, group, layer, :self.neurons].sort().values
-            buffers = self._buffers(mlp, layer)
-            for linear, dim, buffer in ((mlp.gate, 0, buffers[0]), (mlp.up, 0, buffers[1]), (mlp.down, 1, buffers[2])):
-                if buffer.dtype == linear.weight.dtype:
-                    torch.index_select(linear.weight, dim, index, out=buffer)
-                else:
-                    buffer.copy_(linear.weight.index_select(dim, index))
+            mlp.gather(index, *self._buffers(mlp, layer))
             self._group[layer] = group
         return self.workspace[layer]
 
     def _buffers(self, mlp, layer: int) -> Weights:
         found = self.workspace.get(layer)
         if found is None or found[0].shape[0] != self.neurons:
-            weight, n = mlp.gate.weight, self.neurons
-            dtype = torch.float32 if weight.device.type == 'cpu' else weight.dtype
-            found = tuple(weight.new_empty(shape, dtype=dtype)
-                          for shape in ((n, weight.shape[1]), (n, weight.shape[1]), (weight.shape[1], n)))
+            width, n, states = mlp.gate.in_features, self.neurons, self.arena.y
+            dtype = torch.float32 if states.device.type == 'cpu' else states.dtype
+            found = tuple(states.new_empty(shape, dtype=dtype) for shape in ((n, width), (n, width), (width, n)))
             self.workspace[layer] = found
         return found

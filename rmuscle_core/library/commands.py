@@ -14,6 +14,7 @@ from rmuscle_core.errors import EpisodeError, LibraryError
 from rmuscle_core.library.episode import verify_episode
 from rmuscle_core.library.library import EpisodeLibrary
 from rmuscle_core.library.recording import open_recording
+from rmuscle_core.settings import WEIGHT_DTYPES, Settings
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -25,6 +26,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     build.add_argument('--episodes', type=Path, required=True, help='recording of raw observations (HDF5)')
     build.add_argument('--out', type=Path, required=True, help='library directory')
     build.add_argument('--device', default='cpu', help='where the policy runs (default: cpu)')
+    build.add_argument('--weight-dtype', choices=WEIGHT_DTYPES, default='checkpoint',
+                       help='as the policies that will use the library have it (default: checkpoint)')
     build.set_defaults(run=run_build)
     info = commands.add_parser('info', help='what a library holds and what it was made with')
     info.add_argument('library', type=Path)
@@ -39,7 +42,8 @@ def run_build(args: argparse.Namespace) -> int:
     """Record every episode of the file that the library does not have yet; an interrupted build can be repeated."""
     from rmuscle_core.policy import MusclePolicy, task_of
 
-    policy = MusclePolicy.load(args.checkpoint, library=args.out, device=args.device, need_library=True)
+    settings = Settings(weight_dtype=args.weight_dtype)
+    policy = MusclePolicy.load(args.checkpoint, settings, args.out, args.device, need_library=True)
     added = 0
     try:
         with open_recording(args.episodes) as recording, _progress() as progress:

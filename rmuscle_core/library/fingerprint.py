@@ -29,13 +29,13 @@ def fingerprint(checkpoint: str | Path, model: VLA, processor: Processor | None 
     config = model.config
     processor = processor or Processor.from_checkpoint(checkpoint, config)
     sizes = asdict(config)
-    own = {name: sizes.pop(name) for name in ('cameras', 'dtype', 'numerics')}
+    own = {name: sizes.pop(name) for name in ('cameras', 'dtype', 'numerics', 'weight_dtype')}
     described = json.dumps(sizes, sort_keys=True)
     return {
         'weights': weights_digest(Path(checkpoint) / 'model.safetensors'),
         'model': f'{config.kind} {hashlib.blake2b(described.encode(), digest_size=8).hexdigest()}',
         'cameras': ' '.join(own['cameras']),
-        'numerics': f'{own["dtype"]} {own["numerics"]}',
+        'numerics': f'{own["dtype"]} {own["numerics"]}' + (' fp8' if own['weight_dtype'] == 'fp8' else ''),
         **processor.report(),
         **further,
     }

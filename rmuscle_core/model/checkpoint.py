@@ -17,14 +17,17 @@ from safetensors.torch import save_file
 from rmuscle_core.errors import CheckpointError
 from rmuscle_core.model.checkpoint_config import WEIGHTS, config_json, load_config
 from rmuscle_core.model.layout import EMBEDDING, LANGUAGE_HEAD, canonical, is_dead, tensor_views
+from rmuscle_core.model.quantized import quantize_ffns, require_fp8
 from rmuscle_core.model.vla import VLA
 
 
 def load_model(directory: str | Path, device: torch.device | str = 'cpu', dtype: str | None = None,
-               numerics: str = 'lerobot', rounded_rope: bool | None = None) -> VLA:
+               numerics: str = 'lerobot', rounded_rope: bool | None = None,
+               weight_dtype: str = 'checkpoint') -> VLA:
     """Load a pi0 / pi0.5 checkpoint, frozen and in eval mode, tensor by tensor straight to its place.
 
-    dtype, rounded_rope: None follows config.json (see ModelConfig). Raises CheckpointError that names every missing,
+    dtype, rounded_rope: None follows config.json (see ModelConfig). weight_dtype: 'fp8' quantises each FFN after all
+    are read. Raises CheckpointError that names every missing,
     unexpected or misshapen tensor; nothing is ever left at random values.
     """
     config = replace(load_config(directory), numerics=numerics)
@@ -32,12 +35,16 @@ def load_model(directory: str | Path, device: torch.device | str = 'cpu', dtype:
         config = replace(config, dtype=dtype)
     if rounded_rope is not None:
         config = replace(config, rounded_rope=rounded_rope)
+    if weight_dtype == 'fp8':
+        require_fp8(torch.device(device))
     with torch.device('meta'):
         model = VLA(config)
     _check_memory(model, torch.device(device))
     model.to_empty(device=device)
     model.make_tables()
     _read_weights(Path(directory) / WEIGHTS, model, device)
+    if weight_dtype == 'fp8':
+        quantize_ffns(model)
     model.eval().requires_grad_(False)
     model.modulations()
     return model

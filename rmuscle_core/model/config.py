@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from rmuscle_core.errors import CheckpointError
+from rmuscle_core.settings import WEIGHT_DTYPES
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 PROMPT_BUCKET = 64  # largest rounding of the prompt length a caller may use
@@ -52,6 +53,7 @@ class ModelConfig:
     numerics: 'lerobot' keeps the vision tower in float32 and rounds where LeRobot rounds; 'fast' has the tower in
         ``dtype`` too and rotates in float32. No difference when dtype is float32.
     rounded_rope: rotary frequencies went through bfloat16, as in every LeRobot model trained or run in bfloat16.
+    weight_dtype: 'checkpoint' holds FFN weights in ``dtype``, 'fp8' as QuantizedGeGLU.
     steps, execute_steps: Euler steps of one call; actions of a chunk that are executed before the next call.
     """
 
@@ -73,10 +75,12 @@ class ModelConfig:
     execute_steps: int = 50
     numerics: str = 'lerobot'
     rounded_rope: bool = False
+    weight_dtype: str = 'checkpoint'
 
     def __post_init__(self) -> None:
         for field, value, allowed in (('kind', self.kind, ('pi05', 'pi0')), ('dtype', self.dtype, tuple(DTYPES)),
-                                      ('numerics', self.numerics, NUMERICS)):
+                                      ('numerics', self.numerics, NUMERICS),
+                                      ('weight_dtype', self.weight_dtype, WEIGHT_DTYPES)):
             if value not in allowed:
                 raise CheckpointError(f'{field} must be one of {", ".join(allowed)}, not {value!r}')
         if self.vision.image_size % self.vision.patch or self.vision.width % self.vision.heads:

@@ -73,6 +73,14 @@ class GeGLU(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down(self.activations(x))
 
+    def gather(self, index: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> None:
+        """Copy the weights of the neurons in index [n] into gate and up [n, width] and down [width, n]."""
+        for linear, dim, out in ((self.gate, 0, gate), (self.up, 0, up), (self.down, 1, down)):
+            if out.dtype == linear.weight.dtype:
+                torch.index_select(linear.weight, dim, index, out=out)
+            else:
+                out.copy_(linear.weight.index_select(dim, index))
+
 
 class Layer(nn.Module):
     """One transformer layer without its norms, which differ between prefix and expert."""

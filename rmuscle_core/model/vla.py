@@ -11,6 +11,7 @@ from rmuscle_core.model.expert import Expert
 from rmuscle_core.model.gemma import rope_tables
 from rmuscle_core.model.initialise import initialise
 from rmuscle_core.model.prefix import FFN, Prefix, PrefixCache
+from rmuscle_core.model.quantized import quantize_ffns
 from rmuscle_core.model.siglip import Vision
 
 
@@ -33,6 +34,8 @@ class VLA(nn.Module):
         if not self.expert.action_in.weight.is_meta:
             initialise(self)
             self.make_tables()
+        if config.weight_dtype == 'fp8':
+            quantize_ffns(self)
 
     def make_tables(self) -> None:
         """(Re)compute the rotary tables, on the device of the weights."""
