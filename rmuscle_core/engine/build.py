@@ -21,8 +21,8 @@ GRAIN = 256  # widths that the kernels' tiles divide on every GPU
 def build_engine(model: VLA, settings: Settings, views: int) -> EagerEngine | GraphEngine:
     """The graph engine for a pi0.5 on a GPU that the kernels fit and that computes right with them, else the eager."""
     if model.config.weight_dtype == 'fp8' and model.cos.device.type == 'cuda':
-        log.warning('weight_dtype fp8 saves memory, not time: no fused kernel reads 8-bit weights yet, so calls run on '
-                    'the plain engine')
+        log.warning('weight_dtype fp8 halves the memory of FFN weights and makes calls several times slower: no fused '
+                    'kernel reads 8-bit weights yet, so calls run on the plain engine')
     if model.cos.device.type != 'cuda' or not packable(model.config):
         return EagerEngine(model, settings, views)
     return checked(GraphEngine, model, settings, views)

@@ -3,7 +3,7 @@
 
 A neuron's weights into and out of it are rows with a scale each, so any subset of neurons is a gather of rows, as the
 Action Cache needs. (One scale per output of the down projection instead is no more accurate.) The forward here is the
-reference: it widens a whole matrix at every use, which saves memory and not time.
+reference: it widens a whole matrix at every use, which saves memory and costs time.
 """
 
 from __future__ import annotations

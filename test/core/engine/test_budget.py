@@ -12,7 +12,7 @@ from engine_parts import small_config, small_model
 from rmuscle_core.engine import budget
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.errors import SettingsError
-from rmuscle_core.model import ModelConfig, TransformerConfig, VisionConfig
+from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig
 from rmuscle_core.settings import Settings
 
 PI05 = ModelConfig('pi05', VisionConfig(), TransformerConfig(2048, 18, 16384), TransformerConfig(1024, 18, 4096),
@@ -36,6 +36,16 @@ def test_items_equal_what_the_engine_allocates(settings):
     expert = engine.model.expert
     assert items['modulations'] == size(expert.modulations, *(t for pair in expert.offsets for t in pair))
     assert items['total'] == sum(v for k, v in items.items() if k != 'total')
+
+
+def test_eight_bit_weights_are_counted_as_they_are_held():
+    whole, config = small_config(), replace(small_config(), weight_dtype='fp8')
+    items = budget.memory_budget(config, Settings(), views=2)
+    assert items['weights'] == size(*VLA(config).parameters())
+    ffns = 2 * 32 * 48 + 3 * 16 * 24  # live layers x width x neurons; each is three matrices with a scale per neuron
+    saved = 3 * (ffns * (4 - 1) - 4 * (2 * 48 + 3 * 24))
+    assert items['weights'] == budget.memory_budget(whole, Settings(), views=2)['weights'] - saved
+    assert items['widened weights'] == 2 * 32 * 48 * 4
 
 
 def test_real_size_figures():

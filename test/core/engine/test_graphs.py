@@ -14,12 +14,15 @@ import pytest
 import torch
 from engine_parts import make_inputs, make_reference, small_config, small_model
 
-from rmuscle_core.engine.build import build_engine
+from rmuscle_core.bench.sizes import SIZES
+from rmuscle_core.engine.build import build_engine, packable
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
+from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import BUCKETS, CallPlan, bucket_of, plan_call
-from rmuscle_core.errors import EpisodeError, ObservationError
+from rmuscle_core.errors import CheckpointError, EpisodeError, ObservationError
 from rmuscle_core.ffn import Interrupted
+from rmuscle_core.model import VLA
 from rmuscle_core.settings import Settings
 
 SETTINGS = Settings(slots=4, group_size=2)
@@ -156,6 +159,13 @@ def test_a_reference_with_other_views_is_refused(engine, references):
     short = type(reference)(**{**vars(reference), 'prefix': reference.prefix[:16]})
     with pytest.raises(EpisodeError, match='16 visual tokens, this policy 32'):
         engine.expand(short, 3, torch.zeros(2, 3, 18, dtype=torch.int32), FULL, nothing)
+
+
+def test_eight_bit_weights_get_the_eager_engine_since_no_kernel_reads_them():
+    config = replace(SIZES['pi05'], weight_dtype='fp8')
+    assert packable(SIZES['pi05']) and not packable(config)
+    with pytest.raises(CheckpointError, match='8-bit'):
+        PackedVLA(VLA(replace(small_config(), weight_dtype='fp8')))
 
 
 def test_a_cpu_and_pi0_get_the_eager_engine():

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The FFNs on a small random model: exactness at ratio one, and what each keeps or leaves out."""
 
+import copy
+
 import pytest
 import torch
 
 from rmuscle_core.arena import ArenaShape, ReferenceArena
 from rmuscle_core.ffn import ContextFFN, DenseFFN, Interrupted, NeuronFFN, RecordFFN, ResidualFFN, ScoreFFN
-from rmuscle_core.model import ModelConfig, TransformerConfig, VisionConfig, VLA
+from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig
 
 T, TEXT, K, GROUP, N = 8, 3, 4, 2, 24
 
@@ -15,12 +17,12 @@ def nothing():
     return None
 
 
-@pytest.fixture(scope='module')
-def model():
+@pytest.fixture(scope='module', params=['checkpoint', 'fp8'])
+def model(request):
     torch.manual_seed(0)
     config = ModelConfig('pi05', VisionConfig(8, 4, 16, 1, 16, 2), TransformerConfig(16, 3, 32, 2, 1, 8),
                          TransformerConfig(12, 3, N, 2, 1, 8), vocab=40, cameras=('a', 'b'), state_dim=3, action_dim=3,
-                         chunk_size=5, steps=K)
+                         chunk_size=5, steps=K, weight_dtype=request.param)
     return VLA(config).eval()
 
 
@@ -138,12 +140,13 @@ def test_neurons_outside_the_mask_do_not_matter_without_residual(model, arena):
     class Poisoned(NeuronFFN):
         def _weights(self, mlp, group, layer):
             kept = self.arena.neurons[self.slot, group, layer, :self.neurons].long()
-            poisoned = type(mlp)(TransformerConfig(12, 3, N, 2, 1, 8), torch.float32)
-            poisoned.load_state_dict(mlp.state_dict())
+            poisoned = copy.deepcopy(mlp)
             dropped = torch.ones(N, dtype=torch.bool).index_fill(0, kept, False)
+            eight_bit = model.config.weight_dtype == 'fp8'
+            gate, down = (linear.scale if eight_bit else linear.weight for linear in (poisoned.gate, poisoned.down))
             with torch.no_grad():
-                poisoned.gate.weight[dropped] = float('nan')
-                poisoned.down.weight[:, dropped] = float('nan')
+                gate[dropped] = float('nan')
+                (down if eight_bit else down.t())[dropped] = float('nan')
             return super()._weights(poisoned, group, layer)
 
     assert torch.equal(act(model, prefix_of(8), DenseFFN(), Poisoned(arena, 6, GROUP, False)), before)
