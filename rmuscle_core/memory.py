@@ -138,7 +138,7 @@ class MuscleMemory:
         """Make the reference ready; False if it is already, or every slot holds something more likely."""
         settings, config, shape = self.settings, self.engine.model.config, self.engine.arena.shape
         plan = plan_call(settings, config, shape.tokens, 0)
-        residual_neurons = plan.neurons if plan.residual else None
+        residual_neurons = plan.neurons if plan.stored_residual else None
         if identity in self.quarantined or self.working_set.has(identity, residual_neurons):
             return False
         own = {r.id: r for r in self.episode}

@@ -182,7 +182,7 @@ class MusclePolicy:
         with self.memory.working_set.reading(match.id if match else None) as reading:
             if match and reading is None:
                 report.path, report.reason = 'dense', f'{match.id} was replaced while it was matched'
-            if reading and plan.residual and reading.residual_neurons != plan.neurons:
+            if reading and plan.stored_residual and reading.residual_neurons != plan.neurons:
                 plan = CallPlan(tokens=plan.tokens)
                 report.reason += '; its residual is being rebuilt for the new neuron_ratio, so denoising ran dense'
             if reading is None:
@@ -196,7 +196,7 @@ class MusclePolicy:
         if report.path != 'dense':
             report.reference, report.similarity = str(match.id), match.similarity
         report.tokens_recomputed = embedded.tokens if plan.tokens is None else plan.tokens
-        report.neurons_evaluated = neurons if plan.neurons is None else plan.neurons
+        report.neurons_evaluated = plan.mean_neurons(neurons, self.config.steps, settings.group_size)
         report.milliseconds = dict(stages)
         return actions, report
 

@@ -16,7 +16,7 @@ from rmuscle_core.errors import SettingsError
 NEXT_CALL, ON_CONFIGURE = 'next policy call', 'configure'
 MODES = ('dense', 'context', 'action', 'full')
 SOURCES = ('library', 'previous_call', 'none')
-RESIDUALS = ('reference', 'none')
+RESIDUALS = ('anchored', 'call', 'reference', 'none')
 WEIGHT_DTYPES = ('checkpoint', 'fp8')
 # profile -> (token_ratio, neuron_ratio)
 PROFILES = {'fast': (0.35, 0.35), 'default': (0.5, 0.5), 'slow': (0.8, 0.75)}
@@ -41,8 +41,9 @@ class Settings:
     mode: str = setting('full', 'which caches a call may use', choices=MODES)
     reference_source: str = setting('library', 'where references come from; each falls back to the next, then dense',
                                     choices=SOURCES)
-    residual: str = setting('reference', 'what stands in for neurons not evaluated: their contribution in the '
-                            'reference, or nothing', choices=RESIDUALS)
+    residual: str = setting('anchored', 'what stands in for neurons not evaluated: their contribution at the first step '
+                            'of the group, which is then dense (call), moved on as in the reference (anchored); that '
+                            'in the reference alone; nothing', choices=RESIDUALS)
     min_similarity: float = setting(0.6, 'a reference less similar than this is not used', low=0.0, high=1.0)
     history: int = setting(4, 'robot states compared in retrieval, newest included', low=1, high=32,
                            effect=ON_CONFIGURE)

@@ -61,7 +61,7 @@ def compare_expert(rounds: int, device: torch.device, dtype: torch.dtype, sizes:
         workspace = {}
 
         def work() -> None:
-            ffn = DenseFFN() if neurons is None else NeuronFFN(arena, neurons, GROUP, True, workspace)
+            ffn = DenseFFN() if neurons is None else NeuronFFN(arena, neurons, GROUP, 'reference', workspace)
             for step in range(GROUP):
                 ffn(x, mlp, 0, step)
         return work

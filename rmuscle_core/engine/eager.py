@@ -80,7 +80,7 @@ class EagerEngine:
         """Rebuild the reference's FFN states in a slot nobody reads; raises Interrupted from checkpoint."""
         cache = self.model.prefill(self._prefix(reference), RecordFFN(self.arena, slot, checkpoint))
         self.arena.neurons[slot].copy_(neurons[..., :self.arena.shape.masked])
-        if plan.residual and plan.neurons is not None:
+        if plan.stored_residual and plan.neurons is not None:
             residual = ResidualFFN(self.arena, slot, plan.neurons, self.settings.group_size, checkpoint)
             self.model.denoise(cache, self.noise, residual, self._state(self._padded(reference)))
         self._synchronize()

@@ -149,7 +149,7 @@ class GraphEngine:
                 spare.prepare(record, lambda cut: self._expansion.prefill(
                     tokens + bucket, SlotRecordFFN(self.arena, self._expanded_slot, cut)))
                 spare.replay(record, checkpoint)
-                if plan.residual and plan.neurons is not None:
+                if plan.stored_residual and plan.neurons is not None:
                     residual = ('residual', plan.neurons)
                     spare.prepare(residual, lambda cut: self._denoise(self._expansion, SlotResidualFFN(
                         self.arena, self._expanded_slot, plan.neurons, self.settings.group_size, cut)))

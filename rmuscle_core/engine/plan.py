@@ -18,15 +18,30 @@ BUCKETS = (16, 32, 48, 64, 96, 128, 200)  # prompt rows; a captured graph takes 
 
 @dataclass(frozen=True)
 class CallPlan:
-    """tokens: visual tokens recomputed per layer, None for a dense prefill; neurons likewise per expert layer."""
+    """tokens: visual tokens recomputed per layer, None for a dense prefill; neurons likewise per expert layer.
+
+    residual: as in the settings; 'none' when no neurons are dropped.
+    """
 
     tokens: int | None = None
     neurons: int | None = None
-    residual: bool = False
+    residual: str = 'none'
 
     @property
     def dense(self) -> bool:
         return self.tokens is None and self.neurons is None
+
+    @property
+    def stored_residual(self) -> bool:
+        """Whether the reference has to hold what its own dropped neurons contributed."""
+        return self.residual in ('anchored', 'reference')
+
+    def mean_neurons(self, total: int, steps: int, group_size: int) -> int:
+        """Neurons evaluated per layer and step, averaged over the steps of a call."""
+        if self.neurons is None:
+            return total
+        dense = math.ceil(steps / group_size) if self.residual in ('anchored', 'call') else 0
+        return round((dense * total + (steps - dense) * self.neurons) / steps)
 
 
 def bucket_of(length: int, prompt_length: int) -> int:
@@ -61,7 +76,7 @@ def plan_call(settings: Settings, config: ModelConfig, tokens: int, text: int) -
     context, action = settings.mode in ('context', 'full'), settings.mode in ('action', 'full')
     return CallPlan(tokens=token_count(settings.token_ratio, tokens, text) if context else None,
                     neurons=neuron_count(settings.neuron_ratio, config.expert.mlp) if action else None,
-                    residual=settings.residual == 'reference' and action)
+                    residual=settings.residual if action else 'none')
 
 
 def arena_shape(settings: Settings, config: ModelConfig, tokens: int) -> ArenaShape:
@@ -71,4 +86,4 @@ def arena_shape(settings: Settings, config: ModelConfig, tokens: int) -> ArenaSh
                       groups=math.ceil(config.steps / settings.group_size), action_layers=config.expert.layers,
                       masked=neuron_count(settings.mask_ratio, config.expert.mlp),
                       suffix=config.suffix_rows, action_width=config.expert.width,
-                      with_residual=settings.residual == 'reference')
+                      with_residual=settings.residual in ('anchored', 'reference'))

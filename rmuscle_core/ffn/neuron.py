@@ -14,7 +14,10 @@ Weights = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # gate and up [n, W],
 class NeuronFFN:
     """Expert FFN of one policy call on the neurons of the reference in ``arena.slot``.
 
-    With use_residual, what the dropped neurons contributed in the reference is added per token (docs/architecture.md).
+    residual says what is added, row by row, for the neurons left out: 'reference', their contribution R in the
+    reference; 'call', their contribution at the first step of the group, which is evaluated densely; 'anchored', both:
+    that contribution, moved on by how R changed since; 'none' (the paper). See docs/concepts.md.
+
     The weights of one mask are gathered once and serve every step of its group: gathering per step costs a
     quarter to two fifths of what the selection saves on a CPU. A CPU computes in float32 whatever the storage dtype,
     since its bfloat16 products are several times slower.
@@ -23,31 +26,50 @@ class NeuronFFN:
     fresh memory, a tenth of the FFN's time on a busy CPU; it belongs to one call at a time.
     """
 
-    def __init__(self, arena: ReferenceArena, neurons: int, group_size: int, use_residual: bool,
+    def __init__(self, arena: ReferenceArena, neurons: int, group_size: int, residual: str,
                  workspace: dict[int, Weights] | None = None) -> None:
-        self.arena, self.neurons, self.group_size, self.use_residual = arena, neurons, group_size, use_residual
+        self.arena, self.neurons, self.group_size, self.residual = arena, neurons, group_size, residual
         self.slot = int(arena.slot)
         self.workspace = {} if workspace is None else workspace
-        self._group: dict[int, int] = {}  # layer -> whose mask the workspace holds; steps come in order
+        self._anchor: dict[int, torch.Tensor] = {}  # layer -> what is added to R of the steps of this group
+        # layer -> group and mask whose weights the workspace holds; steps come in order
+        self._group: dict[int, tuple[int, torch.Tensor]] = {}
 
     def __call__(self, x: torch.Tensor, mlp, layer: int, step: int = 0) -> torch.Tensor:
         if self.neurons >= mlp.gate.out_features:  # nothing is dropped: the dense code path, bit for bit
             return mlp(x)
-        gate, up, down = self._weights(mlp, step // self.group_size, layer)
+        index, (gate, up, down) = self._weights(mlp, step // self.group_size, layer)
+        if self.residual in ('anchored', 'call') and step % self.group_size == 0:
+            return self._anchored_step(x, mlp, layer, step, index, down)
         rows = x.to(gate.dtype)
         y = F.linear(F.gelu(F.linear(rows, gate), approximate='tanh') * F.linear(rows, up), down)
-        if self.use_residual:
-            y = y + self.arena.residual[self.slot, step, layer]
+        if self.residual != 'none':
+            y = y + self._dropped(layer, step)
         return y.to(x.dtype)
 
-    def _weights(self, mlp, group: int, layer: int) -> Weights:
-        """The weights of one mask, laid out as ``nn.Linear`` does."""
-        if self._group.get(layer) != group:
+    def _anchored_step(self, x: torch.Tensor, mlp, layer: int, step: int, index: torch.Tensor,
+                       down: torch.Tensor) -> torch.Tensor:
+        """Every neuron; keeps the part of the result that comes from those the rest of the group leaves out."""
+        a = mlp.activations(x)
+        y = mlp.down(a)
+        dropped = y - F.linear(a.index_select(-1, index).to(down.dtype), down).to(y.dtype)
+        self._anchor[layer] = dropped if self.residual == 'call' else dropped - self.arena.residual[self.slot, step, layer]
+        return y
+
+    def _dropped(self, layer: int, step: int) -> torch.Tensor:
+        if self.residual == 'call':
+            return self._anchor[layer]
+        stored = self.arena.residual[self.slot, step, layer]
+        return stored if self.residual == 'reference' else stored + self._anchor[layer]
+
+    def _weights(self, mlp, group: int, layer: int) -> tuple[torch.Tensor, Weights]:
+        """The neurons of one mask and their weights, laid out as ``nn.Linear`` does."""
+        if self._group.get(layer, (None,))[0] != group:
             # Ascending, because picking columns in memory order is several times faster than in order of rank.
             index = self.arena.neurons[self.slot, group, layer, :self.neurons].sort().values
             mlp.gather(index, *self._buffers(mlp, layer))
-            self._group[layer] = group
-        return self.workspace[layer]
+            self._group[layer] = (group, index)
+        return self._group[layer][1], self.workspace[layer]
 
     def _buffers(self, mlp, layer: int) -> Weights:
         found = self.workspace.get(layer)

@@ -60,7 +60,7 @@ def act(model, prefix, context, neurons):
 def test_ratio_one_is_dense_bit_for_bit(model, arena):
     expand(model, arena, 1, prefix_of(0))
     dense = act(model, prefix_of(1), DenseFFN(), DenseFFN())
-    assert torch.equal(act(model, prefix_of(1), ContextFFN(arena, T), NeuronFFN(arena, N, GROUP, True)), dense)
+    assert torch.equal(act(model, prefix_of(1), ContextFFN(arena, T), NeuronFFN(arena, N, GROUP, 'anchored')), dense)
 
 
 def test_record_keeps_what_a_dense_prefill_sees_bit_for_bit(model, arena):
@@ -79,12 +79,13 @@ def test_record_keeps_what_a_dense_prefill_sees_bit_for_bit(model, arena):
     assert len(seen) == 2
 
 
-def test_an_identical_observation_reproduces_dense_whatever_is_reused(model, arena):
+@pytest.mark.parametrize('residual', ['reference', 'anchored'])
+def test_an_identical_observation_reproduces_dense_whatever_is_reused(model, arena, residual):
     expand(model, arena, 0, prefix_of(3), neurons=6)
     dense = act(model, prefix_of(3), DenseFFN(), DenseFFN())
-    cached = act(model, prefix_of(3), ContextFFN(arena, 0), NeuronFFN(arena, 6, GROUP, True))
+    cached = act(model, prefix_of(3), ContextFFN(arena, 0), NeuronFFN(arena, 6, GROUP, residual))
     torch.testing.assert_close(cached, dense, rtol=0, atol=1e-5)
-    without = act(model, prefix_of(3), ContextFFN(arena, 0), NeuronFFN(arena, 6, GROUP, False))
+    without = act(model, prefix_of(3), ContextFFN(arena, 0), NeuronFFN(arena, 6, GROUP, 'none'))
     assert (without - dense).abs().max() > 1e-3  # what the dropped neurons contributed is really gone
 
 
@@ -135,7 +136,7 @@ def test_scores_are_activation_magnitude_times_output_weight(model, arena):
 
 def test_neurons_outside_the_mask_do_not_matter_without_residual(model, arena):
     expand(model, arena, 0, prefix_of(8))
-    before = act(model, prefix_of(8), DenseFFN(), NeuronFFN(arena, 6, GROUP, False))
+    before = act(model, prefix_of(8), DenseFFN(), NeuronFFN(arena, 6, GROUP, 'none'))
 
     class Poisoned(NeuronFFN):
         def _weights(self, mlp, group, layer):
@@ -149,7 +150,36 @@ def test_neurons_outside_the_mask_do_not_matter_without_residual(model, arena):
                 (down if eight_bit else down.t())[dropped] = float('nan')
             return super()._weights(poisoned, group, layer)
 
-    assert torch.equal(act(model, prefix_of(8), DenseFFN(), Poisoned(arena, 6, GROUP, False)), before)
+    assert torch.equal(act(model, prefix_of(8), DenseFFN(), Poisoned(arena, 6, GROUP, 'none')), before)
+
+
+@pytest.mark.parametrize(('residual', 'dense_steps'), [('anchored', {0, 2}), ('call', {0, 2}), ('reference', set()),
+                                                        ('none', set())])
+def test_the_first_step_of_a_group_is_dense_where_the_call_anchors_its_residual(model, arena, residual, dense_steps):
+    expand(model, arena, 0, prefix_of(3))
+    ffn, exact = NeuronFFN(arena, 6, GROUP, residual), set()
+
+    def spy(x, mlp, layer, step=0):
+        y = ffn(x, mlp, layer, step)
+        if torch.equal(y, mlp(x)):
+            exact.add(step)
+        return y
+
+    act(model, prefix_of(4), DenseFFN(), spy)
+    assert exact == dense_steps
+
+
+@pytest.mark.parametrize('residual', ['anchored', 'call'])
+def test_what_is_added_after_the_first_step_is_what_was_left_out_there(model, arena, residual):
+    expand(model, arena, 0, prefix_of(3))
+    ffn, layer = NeuronFFN(arena, 6, GROUP, residual), 1
+    mlp = model.expert.layers[layer].mlp
+    x = torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        ffn(x, mlp, layer, 2)
+        later = ffn(x, mlp, layer, 3)
+        moved = arena.residual[0, 3, layer] - arena.residual[0, 2, layer] if residual == 'anchored' else 0
+        torch.testing.assert_close(later, mlp(x) + moved, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize('stop_at', [0, 1])
