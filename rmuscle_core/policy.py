@@ -24,8 +24,9 @@ from rmuscle_core.memory import MuscleMemory, Query, Recall, make_reference
 from rmuscle_core.model import VLA, ModelConfig, load_model
 from rmuscle_core.observation import ActionChunk, CallReport, Observation
 from rmuscle_core.processing import Processor
-from rmuscle_core.retrieval import make_key
+from rmuscle_core.retrieval import Match, make_key
 from rmuscle_core.settings import Settings
+from rmuscle_core.working_set import Reading
 
 log = logging.getLogger(__name__)
 
@@ -182,11 +183,13 @@ class MusclePolicy:
         with self.memory.working_set.reading(match.id if match else None) as reading:
             if match and reading is None:
                 report.path, report.reason = 'dense', f'{match.id} was replaced while it was matched'
-            if reading and plan.stored_residual and reading.residual_neurons != plan.neurons:
-                plan = CallPlan(tokens=plan.tokens)
-                report.reason += '; its residual is being rebuilt for the new neuron_ratio, so denoising ran dense'
             if reading is None:
                 plan = CallPlan()
+            elif plan.neurons is not None:
+                refusal = self._no_action_cache(plan, match, reading, settings)
+                if refusal:
+                    plan = CallPlan(tokens=plan.tokens)
+                    report.reason += f'; denoising ran dense, {refusal}'
             actions, stages = self.engine.act(embedded, plan, reading.slot if reading else None)
         if reading and not torch.isfinite(actions).all():
             self.memory.quarantine(match.id)
@@ -199,6 +202,16 @@ class MusclePolicy:
         report.neurons_evaluated = plan.mean_neurons(neurons, self.config.steps, settings.group_size)
         report.milliseconds = dict(stages)
         return actions, report
+
+
+    @staticmethod
+    def _no_action_cache(plan: CallPlan, match: Match, reading: Reading, settings: Settings) -> str:
+        """Why the Action Cache may not use this reference; empty if it may."""
+        if match.similarity < settings.action_similarity:
+            return f'since similarity {match.similarity:.2f} is below action_similarity {settings.action_similarity:g}'
+        if plan.stored_residual and reading.residual_neurons != plan.neurons:
+            return 'until its residual is rebuilt for the new neuron_ratio'
+        return ''
 
 
 class Stopwatch:

@@ -43,8 +43,10 @@ class Settings:
                                     choices=SOURCES)
     residual: str = setting('anchored', 'what stands in for neurons not evaluated: their contribution at the first step '
                             'of the group, which is then dense (call), moved on as in the reference (anchored); that '
-                            'in the reference alone; nothing', choices=RESIDUALS)
+                            'in the reference alone; nothing', choices=RESIDUALS, effect=ON_CONFIGURE)
     min_similarity: float = setting(0.6, 'a reference less similar than this is not used', low=0.0, high=1.0)
+    action_similarity: float = setting(0.8, 'a reference less similar than this serves the Context Cache only; the '
+                                       'Action Cache is the less forgiving of the two', low=0.0, high=1.0)
     history: int = setting(4, 'robot states compared in retrieval, newest included', low=1, high=32,
                            effect=ON_CONFIGURE)
     visual_weight: float = setting(0.5, 'weight of the visual part of the similarity; the state part has the rest',

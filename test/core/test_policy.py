@@ -16,7 +16,8 @@ from rmuscle_core.settings import Settings
 from conftest import write_checkpoint  # isort: skip
 
 PROMPT, WAIT_S = 'lift the cube', 60.0
-OPEN = Settings().with_values(min_similarity=0.0)
+OPEN = Settings().with_values(token_ratio=0.5, neuron_ratio=0.5, min_similarity=0.0, action_similarity=0.0,
+                              residual='reference')
 
 
 @pytest.fixture
@@ -123,6 +124,20 @@ def test_a_new_neuron_ratio_denoises_dense_until_its_residual_is_rebuilt(load, l
     assert 'residual' in first.report.reason
     second, = run(policy, [look(7, 1)])
     assert second.report.neurons_evaluated == second.report.neurons // 4
+
+
+def test_a_reference_that_is_not_similar_enough_serves_the_context_cache_only(load, look, library):
+    policy = load(OPEN.with_values(action_similarity=1.0), library)
+    report = policy.infer(look(8, 0)).report
+    assert report.path == 'library' and report.tokens_recomputed == report.tokens // 2
+    assert report.neurons_evaluated == report.neurons and 'action_similarity' in report.reason
+
+
+@pytest.mark.parametrize('residual', ['anchored', 'call'])
+def test_dense_steps_count_among_the_neurons_evaluated(load, look, library, residual):
+    policy = load(OPEN.with_values(residual=residual, group_size=5), library)
+    report = policy.infer(look(8, 0)).report  # four steps, the first dense
+    assert report.neurons_evaluated == round((1 + 3 / 2) / 4 * report.neurons)
 
 
 def test_a_missing_camera_runs_dense_and_an_unknown_one_is_refused(load, look, library):
