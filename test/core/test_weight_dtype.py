@@ -74,7 +74,7 @@ def test_both_caches_work_on_eight_bit_weights(load, look, library):
     chunk, = run(policy, [look(3, 0)])
     dense, = run(load(FP8.with_values(mode='dense')), [look(3, 0)])
     other, = run(load(FP8.with_values(mode='dense')), [look(3, 7)])
-    assert chunk.report.path == 'library' and chunk.report.neurons_evaluated == chunk.report.neurons // 2
+    assert chunk.report.path == 'library' and chunk.report.neurons_evaluated < chunk.report.neurons
     assert 0 < np.abs(chunk.actions - dense.actions).mean() < 0.5 * np.abs(other.actions - dense.actions).mean()
 
 
