@@ -174,7 +174,8 @@ class RealSize:
         self.scene = engine.make_scene(GraphEngine(self.packed, engine.SETTINGS, views), REAL_TEXT)
         cases = {'dense': ('dense', 'default', {}), 'context': ('context', 'default', {}),
                  'action': ('action', 'default', {}),
-                 'action without residual': ('action', 'default', {'residual': 'none'}),
+                 **{f'action, residual {kind}': ('action', 'default', {'residual': kind})
+                    for kind in ('reference', 'none')},
                  **{f'full {profile}': ('full', profile, {}) for profile in profiles},
                  'dense again': ('dense', 'default', {})}
         rows = {name: engine.measure(self.scene, mode, profile, COUNT, self.peaks, **values)

@@ -74,7 +74,7 @@ def packed_against_plain(model: VLA, text: int) -> dict[str, float]:
     noise = torch.randn(1, config.chunk_size, config.padded_dim, device=model.cos.device)
 
     neurons = config.expert.mlp
-    folded = SlotNeuronFFN(None, neurons, neurons, 1, False)  # every neuron, so it needs no reference
+    folded = SlotNeuronFFN(None, neurons, neurons, 1, 'none')  # every neuron, so it needs no reference
 
     dense = DenseFFN()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rmuscle_kernels import compact, geglu, layer_norm, merge, neurons, norms, rope, select
+from rmuscle_kernels import geglu, layer_norm, merge, neurons, norms, rope, select
 from rmuscle_kernels.tiles import INTERPRETER, Tile
 
 
@@ -49,8 +49,7 @@ def run_checks(report, sizes: Sizes, device: torch.device) -> None:
     """Hand each comparison to ``report.check(name, run, limit)``: run() returns an error, at most limit when right."""
     def normal(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return (torch.randn(shape, device=device) * scale).to(dtype)
-    for part in (check_select, check_geglu, check_merge, check_neurons, check_compact, check_small,
-                 check_gelu, check_replay):
+    for part in (check_select, check_geglu, check_merge, check_neurons, check_small, check_gelu, check_replay):
         part(report, sizes, normal)
 
 
@@ -135,20 +134,6 @@ def check_neurons(report, sizes, normal) -> None:
                 for _ in range(3 if x.device.type == 'cpu' else 300)]
         return float(sum((again != runs[0]).any() for again in runs))
     report.check('neuron_ffn repeats bit for bit', repeat, 0.0)
-
-
-def check_compact(report, sizes, normal) -> None:
-    """Bit for bit: a compaction is a copy."""
-    width, mlp, n = sizes.expert_width, sizes.expert_mlp, sizes.chosen_neurons[0]
-    gate_up, down = normal(mlp, 2, width), normal(mlp, width)
-    ranked = torch.stack([torch.randperm(mlp, device=down.device) for _ in range(6)]).to(torch.int32).view(2, 3, mlp)
-    slot = torch.ones(1, dtype=torch.int32, device=down.device)
-
-    def run():
-        pairs = zip(compact.compact_neurons(gate_up, down, ranked, slot, n, impl='triton'),
-                    compact.compact_neurons_reference(gate_up, down, ranked, slot, n))
-        return float(sum((got != want).sum().item() for got, want in pairs))
-    report.check(f'compact {n} of {mlp} neurons', run, 0.0)
 
 
 def check_small(report, sizes, normal) -> None:

@@ -37,7 +37,7 @@ import triton
 from kernel_checks import GEGLU_TILES, REAL, TINY, Sizes, run_checks
 from layer_probe import layer_checks, layer_times
 
-from rmuscle_kernels import compact, geglu, layer_norm, merge, neurons, norms, rope, select
+from rmuscle_kernels import geglu, layer_norm, merge, neurons, norms, rope, select
 from rmuscle_kernels.tiles import INTERPRETER, Tile, tiles_for
 
 DEVICE = torch.device('cpu' if DRY_RUN else 'cuda')
@@ -176,7 +176,7 @@ def prefix_times(report: Report, sizes: Sizes) -> None:
 
 
 def expert_times(report: Report, sizes: Sizes) -> None:
-    """Action Cache, the FFN alone: gathering kernels, compaction and what can follow it, against dense cuBLAS."""
+    """Action Cache, the FFN alone: gathering kernels against dense cuBLAS."""
     rows, width, mlp, layers = sizes.suffix, sizes.expert_width, sizes.expert_mlp, sizes.expert_layers
     plain = [(normal(2 * mlp, width, scale=width**-0.5), normal(width, mlp, scale=mlp**-0.5)) for _ in range(layers)]
     packed = [neurons.pack_neurons(*gate_up.chunk(2), down) for gate_up, down in plain]
@@ -200,17 +200,6 @@ def expert_times(report: Report, sizes: Sizes) -> None:
     for n in sizes.chosen_neurons:
         report.time(f'expert FFN, {n}: two launches', [lambda i=i, n=n: gathering(i, n) for i in range(layers)], sizes,
                     bytes_=size * n)
-        compacted = [compact.compact_neurons(*weights, ranked[:, i:i + 1], slot, n)
-                     for i, weights in enumerate(packed)]
-        report.time(f'expert FFN, {n}: compaction, once a call and group', [
-            lambda i=i, n=n, out=out: compact.compact_neurons(*packed[i], ranked[:, i:i + 1], slot, n, out=out,
-                                                              impl='triton') for i, out in enumerate(compacted)],
-            sizes, bytes_=2 * size * n)
-        report.time(f'expert FFN, {n}: compacted, two launches', whole([(g[0], d[0]) for g, d in compacted]), sizes,
-                    bytes_=size * n)
-        report.time(f'expert FFN, {n}: compacted, cuBLAS', cublas([
-            (g[0].transpose(0, 1).reshape(2 * n, width), d[0].t().contiguous()) for g, d in compacted]), sizes,
-            bytes_=size * n)
 
 
 def small_times(report: Report, sizes: Sizes, rows: int, width: int) -> None:

@@ -23,7 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rmuscle_kernels import attention, compact, geglu, layer, layer_norm, merge, neurons, norms, rope, select
+from rmuscle_kernels import attention, geglu, layer, layer_norm, merge, neurons, norms, rope, select
 from rmuscle_kernels import step as step_module
 from rmuscle_kernels.runtime import LAUNCH
 from rmuscle_kernels.tiles import Tile, Tiles, capability_tiles
@@ -85,9 +85,6 @@ def specs(tiles: Tiles, *, prefix_width: int = 2048, expert_width: int = 1024) -
                {'qkv': bf16, 'cos': f32, 'sin': f32, 'q': bf16, 'k': bf16, 'v': bf16, 'heads': 'i32', 'half': step,
                 'qkv_stride': step, 'table_stride': step, 'q_stride': step, 'k_stride': step, 'v_stride': step},
                {'HEADS': 16, 'HALF': 128, 'UPCAST': False})
-    yield Spec('compact', compact.compact_kernel,
-               {**dict.fromkeys(('gate_up', 'down', 'out_gate_up', 'out_down'), bf16), 'neurons': i32, 'slot': i32,
-                **dict.fromkeys(('n', 'width', 'slot_stride', 'group_stride'), step)}, {'PADDED': expert_width})
     yield Spec('layer_norm', layer_norm.layer_norm_kernel,
                {**dict.fromkeys(('x', 'delta', 'bias', 'weight', 'shift', 'total', 'y'), bf16), 'width': step,
                 'eps': 'fp32'}, {'WIDTH': 2048, 'UPCAST': False})

@@ -162,7 +162,7 @@ def add_neuron_ffn(stream: Stream, gate_up: torch.Tensor, down_t: torch.Tensor, 
     n = (gate_up.shape[0] if neurons is None else neurons.shape[1]) if n is None else n
     tiles = tiles or tiles_for(x.device)
     if n == 0 or not _launches(x, tiles, impl):
-        y = neuron_ffn_reference(_normed(stream), gate_up, down_t, neurons, slot, n, residual, offset)
+        y = neuron_ffn_reference(_normed(stream), gate_up, down_t, neurons, slot, n, residual, offset, workspace)
         return make_stream((x.float() + y.float() * gate).to(x.dtype), scale)
     workspace.check(*x.shape, n, tiles)
     launch_gate_up(stream.scaled, stream.squares, offset, gate_up, neurons, slot, n, workspace.hidden, tiles)

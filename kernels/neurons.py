@@ -162,6 +162,7 @@ def neuron_ffn(x: torch.Tensor, gate_up: torch.Tensor, down_t: torch.Tensor, neu
 
     x: [H, W]. gate_up: [N, 2, W] and down_t: [N, W], contiguous, see `pack_neurons`. neurons: int32 [slots, n_mask], or
     None for all N. slot: int32 of one element, on the device. residual: [slots, H, W] or None.
+    workspace: its ``hidden`` then holds the activations [H, n] of this call until the next one, on every path.
     Indices are not checked for range or duplicates (that would sync): a neuron listed twice counts twice.
     The kernels need W a multiple of the tiles' depth and cols; other widths run the reference, and so does fp32. Raises
     ValueError for shapes that do not fit, n > n_mask, or where impl insists in vain.
@@ -172,7 +173,7 @@ def neuron_ffn(x: torch.Tensor, gate_up: torch.Tensor, down_t: torch.Tensor, neu
     unit = tiles.neuron_unit
     suits = x.dtype != torch.float32 and width % unit == 0
     if n == 0 or not use_triton(x, impl) or (impl is None and not suits):
-        y = neuron_ffn_reference(x, gate_up, down_t, neurons, slot, n, residual)
+        y = neuron_ffn_reference(x, gate_up, down_t, neurons, slot, n, residual, workspace=workspace)
         return y if out is None else out.copy_(y)
     multiple('W, the width of x,', width, of=unit)
     work = workspace or neuron_workspace(rows, width, n, x.dtype, x.device, tiles=tiles)
@@ -216,7 +217,8 @@ def launch_down(hidden, down_t, neurons, slot, n, residual, work: NeuronWorkspac
 
 def neuron_ffn_reference(x: torch.Tensor, gate_up: torch.Tensor, down_t: torch.Tensor,
                          neurons: torch.Tensor | None = None, slot: torch.Tensor | None = None, n: int | None = None,
-                         residual: torch.Tensor | None = None, offset: torch.Tensor | None = None) -> torch.Tensor:
+                         residual: torch.Tensor | None = None, offset: torch.Tensor | None = None,
+                         workspace: NeuronWorkspace | None = None) -> torch.Tensor:
     """Torch reference of `neuron_ffn`; offset: fp32 [N, 2] added to gate and up, see layer.py."""
     if neurons is not None:
         chosen = neurons.index_select(0, slot)[0, :n]
@@ -225,7 +227,10 @@ def neuron_ffn_reference(x: torch.Tensor, gate_up: torch.Tensor, down_t: torch.T
     gate, up = F.linear(x, gate_up[:, 0]), F.linear(x, gate_up[:, 1])
     if offset is not None:
         gate, up = ((part.float() + side).to(x.dtype) for part, side in zip((gate, up), offset.unbind(1)))
-    y = (F.gelu(gate, approximate='tanh') * up) @ down_t
+    hidden = F.gelu(gate, approximate='tanh') * up
+    if workspace is not None:
+        workspace.hidden[:hidden.shape[0], :hidden.shape[1]] = hidden
+    y = hidden @ down_t
     return y if residual is None else y + residual.index_select(0, slot)[0]
 
 

@@ -16,9 +16,11 @@ import torch
 
 from rmuscle_core.engine.plan import CallPlan
 from rmuscle_core.model import ModelConfig
+from rmuscle_core.settings import Settings
 
 Operators = list[tuple[float, float]]  # (FLOPs, bytes)
 PEAK_SECONDS = 2.0
+GROUP = Settings().group_size  # denoise steps of a mask, of which the first may be dense
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,8 @@ def _denoise_attention(config: ModelConfig, rows: int, element: int) -> Operator
 
 def _denoise_ffn(config: ModelConfig, plan: CallPlan, element: int) -> Operators:
     e = config.expert
-    neurons = e.mlp if plan.neurons is None else plan.neurons
-    residual = config.suffix_rows * e.width * (plan.residual and neurons < e.mlp)
+    neurons = plan.mean_neurons(e.mlp, config.steps, GROUP)
+    residual = config.suffix_rows * e.width * (plan.residual != 'none' and neurons < e.mlp)
     layer = _linear(config.suffix_rows, 3 * e.width * neurons, element, residual, _ffn_element(config, element))
     return [layer] * (e.layers * config.steps)
 

@@ -179,12 +179,15 @@ class GraphEngine:
         """Capture what is not yet; return the keys of prefill and denoise."""
         prefill, denoise = ('prefill', rows, plan.tokens), ('denoise', plan.neurons, plan.residual)
         context = DenseFFN() if plan.tokens is None else SlotContextFFN(self.arena, plan.tokens)
-        total = self.model.config.expert.mlp
-        neurons = SlotNeuronFFN(self.arena, total if plan.neurons is None else plan.neurons, total,
-                                self.settings.group_size, plan.residual)
         self.calls.prepare(prefill, lambda cut: self._call.prefill(rows, context))
-        self.calls.prepare(denoise, lambda cut: self._actions.copy_(self._denoise(self._call, neurons)))
+        self.calls.prepare(denoise, lambda cut: self._actions.copy_(self._denoise(self._call, self._neurons(plan))))
         return prefill, denoise
+
+    def _neurons(self, plan: CallPlan) -> SlotNeuronFFN:
+        """Made inside the program, so that what it carries from step to step lies in the pool that programs share."""
+        total = self.model.config.expert.mlp
+        return SlotNeuronFFN(self.arena, total if plan.neurons is None else plan.neurons, total,
+                             self.settings.group_size, plan.residual)
 
     def _embed(self, views: int, bucket: int, cut: Checkpoint) -> None:
         tokens = views * self.model.config.vision.tokens

@@ -66,7 +66,10 @@ class PackedExpert:
         return expert.action_out(h.float())
 
     def _denoise_chosen(self, cache: PackedCache, actions: torch.Tensor, ffn: SlotNeuronFFN) -> torch.Tensor:
-        """One launch between steps, six in a layer. actions [H,A_pad] are changed in place and returned."""
+        """One launch between steps, six in a layer, two more where it anchors its residual.
+
+        actions [H,A_pad] are changed in place and returned.
+        """
         expert, steps = self.expert, self.config.steps
         into, off = ((linear.weight, linear.bias) for linear in (expert.action_in, expert.action_out))
         x, scaled = self.first
@@ -92,8 +95,10 @@ class PackedExpert:
                           self.config.expert.heads, cache.k[i], cache.v[i])
         attend(q, cache.k[i], cache.v[i], cache.kv_len, out=self.attended[:rows])
         stream = add_project(stream, self.attended, self.out_t[i], gate, scale, self.workspace)
-        return add_neuron_ffn(stream, packed.gate_up, packed.down_t, ffn_offset[step], ffn_gate, next_scale,
-                              self.workspace, *ffn.choice(i, step))
+        stream = add_neuron_ffn(stream, packed.gate_up, packed.down_t, ffn_offset[step], ffn_gate, next_scale,
+                                self.workspace, *ffn.choice(i, step))
+        ffn.anchor(packed, i, step)
+        return stream
 
     def _offsets(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What the shifts of a layer's two norms become after the products that follow: [K, qkv rows], [K, N, 2]."""

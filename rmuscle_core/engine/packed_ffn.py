@@ -53,3 +53,11 @@ class PackedNeurons:
                residual: torch.Tensor | None) -> torch.Tensor:
         """[H, W] -> [H, W] from the first n of the neurons int32 [slots, masked] of a slot, on top of its residual."""
         return neuron_ffn(x, self.gate_up, self.down_t, neurons, slot, n, residual, workspace=self.workspace)
+
+    def left_out(self, kept: torch.Tensor, out: torch.Tensor) -> None:
+        """Write to out [H, W] what all neurons but those in kept (int64 [n]) gave in this FFN's call just made.
+
+        That call evaluated every neuron; its activations, still in the workspace, are lost.
+        """
+        hidden = self.workspace.hidden[:out.shape[0], :self.down_t.shape[0]]
+        torch.mm(hidden.index_fill_(1, kept, 0), self.down_t, out=out)

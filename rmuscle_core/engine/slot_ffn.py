@@ -35,23 +35,60 @@ class SlotContextFFN:
 class SlotNeuronFFN:
     """Action Cache for the reference in ``arena.slot`` at replay: ``neurons`` of its ranking, of ``total``, or all.
 
-    Since it only chooses, PackedExpert asks for the choice and folds norm and residual add into its kernels.
+    residual: as in NeuronFFN. One object serves one denoising, steps in order: 'anchored' and 'call' carry what the
+    first step of a group left for its others.
+
+    Since it only chooses, PackedExpert asks for the choice and folds norm and residual add into its kernels; after each
+    layer it lets ``anchor`` look at the activations.
     """
 
-    def __init__(self, arena: ReferenceArena, neurons: int, total: int, group_size: int, use_residual: bool) -> None:
+    def __init__(self, arena: ReferenceArena, neurons: int, total: int, group_size: int, residual: str) -> None:
         self.arena, self.neurons, self.total, self.group_size = arena, neurons, total, group_size
-        self.use_residual = use_residual
+        self.residual, self.anchors = residual, neurons < total and residual in ('anchored', 'call')
+        self._kept: torch.Tensor | None = None
+        if self.anchors:
+            shape = arena.shape
+            # [step of the group, M, H, W]: what the others would have left out of step 0, then what each adds
+            self._added = arena.y.new_empty(min(group_size, shape.steps) if residual == 'anchored' else 1,
+                                            shape.action_layers, shape.suffix, shape.action_width)
 
     def __call__(self, x: torch.Tensor, mlp: PackedNeurons, layer: int, step: int = 0) -> torch.Tensor:
-        return mlp.chosen(x[0], *self.choice(layer, step))[None]
+        y = mlp.chosen(x[0], *self.choice(layer, step))[None]
+        self.anchor(mlp, layer, step)
+        return y
 
     def choice(self, layer: int, step: int) -> tuple:
         """Neurons int32 [slots, masked], slot, how many, residual [slots, H, W] or None; all None for every neuron."""
-        arena = self.arena
-        if self.neurons >= self.total:
+        arena, (group, since) = self.arena, divmod(step, self.group_size)
+        if self.neurons >= self.total or (self.anchors and since == 0):
             return None, None, None, None
-        residual = arena.residual[:, step, layer] if self.use_residual else None
-        return arena.neurons[:, step // self.group_size, layer], arena.slot, self.neurons, residual
+        if self.anchors:  # the same whatever the slot
+            row = since if self.residual == 'anchored' else 0
+            residual = self._added[row, layer].expand(arena.slots, -1, -1)
+        else:
+            residual = arena.residual[:, step, layer] if self.residual == 'reference' else None
+        return arena.neurons[:, group, layer], arena.slot, self.neurons, residual
+
+    def anchor(self, mlp: PackedNeurons, layer: int, step: int) -> None:
+        """Called after each layer: where it was dense for a group's sake, keep what the other steps will leave out."""
+        if not self.anchors or step % self.group_size:
+            return
+        stop = min(step + self.group_size, self.arena.shape.steps)
+        if stop == step + 1:
+            return  # no step follows in this group
+        if layer == 0:  # one look at the masks for all layers
+            ranked = self.arena.neurons[:, step // self.group_size, :, :self.neurons]
+            self._kept = ranked.index_select(0, self.arena.slot)[0].long()
+        mlp.left_out(self._kept[layer], self._added[0, layer])
+        if self.residual == 'anchored' and layer == self.arena.shape.action_layers - 1:
+            self._foretell(step, stop)
+
+    def _foretell(self, step: int, stop: int) -> None:
+        """What the group's other steps add in every layer: R as the reference has it, plus how far this call is off."""
+        stored, slot = self.arena.residual, self.arena.slot
+        later = self._added[1:stop - step]
+        torch.index_select(stored[:, step + 1:stop], 0, slot, out=later[None])
+        later += self._added[0] - stored[:, step].index_select(0, slot)
 
 
 class SlotRecordFFN:

@@ -23,11 +23,11 @@ from rmuscle_core.engine.plan import BUCKETS, CallPlan, bucket_of, plan_call
 from rmuscle_core.errors import CheckpointError, EpisodeError, ObservationError
 from rmuscle_core.ffn import Interrupted
 from rmuscle_core.model import VLA
-from rmuscle_core.settings import Settings
+from rmuscle_core.settings import RESIDUALS, Settings
 
 SETTINGS = Settings(slots=4, group_size=2)
-FULL = CallPlan(tokens=13, neurons=9, residual=True)
-PLANS = (CallPlan(), CallPlan(tokens=13), CallPlan(neurons=9), CallPlan(neurons=9, residual=True), FULL,
+FULL = CallPlan(tokens=13, neurons=9, residual='anchored')
+PLANS = (CallPlan(), CallPlan(tokens=13), *(CallPlan(neurons=9, residual=residual) for residual in RESIDUALS), FULL,
          CallPlan(tokens=0, neurons=4))
 
 

@@ -20,7 +20,7 @@ from rmuscle_core.settings import Settings
 PARITY = Path(__file__).parents[2] / 'data' / 'parity' / 'tiny_pi05_float32'
 SETTINGS = Settings(slots=3)
 TEXT = 11
-PLAN = CallPlan(tokens=9, neurons=40, residual=True)
+PLAN = CallPlan(tokens=9, neurons=40)
 
 
 @pytest.fixture
@@ -47,9 +47,8 @@ def nothing() -> None:
 
 
 def expand(model, arena, slot, prefix, record, residual):
-    config = model.config
-    score = ScoreFFN(arena.shape.groups, arena.shape.action_layers, config.expert.mlp, SETTINGS.group_size, 'cpu',
-                     nothing)
+    config, group = model.config, residual.group_size
+    score = ScoreFFN(arena.shape.groups, arena.shape.action_layers, config.expert.mlp, group, 'cpu', nothing)
     run(model, prefix, record, score)
     arena.neurons[slot].copy_(score.ranked(arena.shape.masked))
     run(model, prefix, DenseFFN(), residual)
@@ -101,16 +100,16 @@ def test_what_an_earlier_longer_prefix_left_in_the_cache_is_not_seen(parity):
                        run(packed, prefix, DenseFFN(), DenseFFN()))
 
 
-@pytest.mark.parametrize('sketch', [0, 24])
-def test_cached_equals_the_plain_caches(parity, sketch):
+@pytest.mark.parametrize(('sketch', 'residual', 'group'), [
+    (0, 'reference', 5), (24, 'anchored', 5), (0, 'anchored', 3), (0, 'call', 3), (0, 'anchored', 1), (0, 'none', 5)])
+def test_cached_equals_the_plain_caches(parity, sketch, residual, group):
     config, reference, prefix = parity.config, prefix_of(parity.config, 1), prefix_of(parity.config, 2)
-    settings = SETTINGS.with_values(sketch_width=sketch)
+    settings = SETTINGS.with_values(sketch_width=sketch, group_size=group)
     arenas = [ReferenceArena(arena_shape(settings, config, 2 * config.vision.tokens), 3, torch.float32, 'cpu')
               for _ in range(2)]
-    group = settings.group_size
     expand(parity, arenas[0], 2, reference, RecordFFN(arenas[0], 2, nothing),
            ResidualFFN(arenas[0], 2, PLAN.neurons, group, nothing))
-    plain = run(parity, prefix, ContextFFN(arenas[0], PLAN.tokens), NeuronFFN(arenas[0], PLAN.neurons, group, True))
+    plain = run(parity, prefix, ContextFFN(arenas[0], PLAN.tokens), NeuronFFN(arenas[0], PLAN.neurons, group, residual))
     packed, slot = PackedVLA(parity), torch.tensor([2])
     expand(packed, arenas[1], 2, reference, SlotRecordFFN(arenas[1], slot, nothing),
            SlotResidualFFN(arenas[1], slot, PLAN.neurons, group, nothing))
@@ -118,9 +117,11 @@ def test_cached_equals_the_plain_caches(parity, sketch):
         left, right = (getattr(arena, name) for arena in arenas)
         torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
         assert left[2].any() and not right[:2].any()
-    fast = run(packed, prefix, SlotContextFFN(arenas[1], PLAN.tokens),
-               SlotNeuronFFN(arenas[1], PLAN.neurons, config.expert.mlp, group, True))
+    chosen = SlotNeuronFFN(arenas[1], PLAN.neurons, config.expert.mlp, group, residual)
+    fast = run(packed, prefix, SlotContextFFN(arenas[1], PLAN.tokens), chosen)
     torch.testing.assert_close(fast, plain, atol=1e-5, rtol=0)
+    seam = run(packed, prefix, SlotContextFFN(arenas[1], PLAN.tokens), lambda *given: chosen(*given))
+    torch.testing.assert_close(seam, plain, atol=1e-5, rtol=0)
     assert not torch.allclose(fast, run(packed, prefix, DenseFFN(), DenseFFN()), atol=1e-4)
 
 
@@ -128,7 +129,7 @@ def test_ratio_one_is_dense_bit_for_bit(parity):
     packed, config, prefix = PackedVLA(parity), parity.config, prefix_of(parity.config, 2)
     tokens = 2 * config.vision.tokens
     arena = ReferenceArena(arena_shape(SETTINGS, config, tokens), 3, torch.float32, 'cpu')
-    every = SlotNeuronFFN(arena, config.expert.mlp, config.expert.mlp, 5, True)
+    every = SlotNeuronFFN(arena, config.expert.mlp, config.expert.mlp, 5, 'anchored')
     assert torch.equal(run(packed, prefix, SlotContextFFN(arena, tokens), every),
                        run(packed, prefix, DenseFFN(), every))
 
@@ -139,7 +140,7 @@ def test_folded_denoising_equals_the_plain_forward(parity):
     plain = run(parity, prefix, DenseFFN(), DenseFFN())
     packed = PackedVLA(parity)
     arena = ReferenceArena(arena_shape(SETTINGS, config, 2 * config.vision.tokens), 1, torch.float32, 'cpu')
-    every = SlotNeuronFFN(arena, neurons, neurons, 5, False)
+    every = SlotNeuronFFN(arena, neurons, neurons, 5, 'none')
     torch.testing.assert_close(run(packed, prefix, DenseFFN(), every), plain, atol=1e-5, rtol=0)
     seam = run(packed, prefix, DenseFFN(), lambda x, mlp, layer, step: every(x, mlp, layer, step))
     torch.testing.assert_close(seam, plain, atol=1e-5, rtol=0)

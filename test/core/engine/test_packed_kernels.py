@@ -35,10 +35,11 @@ def random_arena(settings: Settings) -> ReferenceArena:
 
 
 @pytest.mark.skipif(not runtime.INTERPRETED, reason="needs Triton's interpreter")
-@pytest.mark.parametrize(('neurons_evaluated', 'tokens'), [(NEURONS, None), (64, 12)])
-def test_kernels_compute_what_their_references_do(monkeypatch, neurons_evaluated, tokens):
+@pytest.mark.parametrize(('neurons_evaluated', 'tokens', 'residual'), [
+    (NEURONS, None, 'none'), (64, 12, 'reference'), (64, None, 'anchored')])
+def test_kernels_compute_what_their_references_do(monkeypatch, neurons_evaluated, tokens, residual):
     torch.manual_seed(0)
-    settings = Settings(slots=2, group_size=1)
+    settings = Settings(slots=2, group_size=2 if residual == 'anchored' else 1)
     packed, arena = PackedVLA(VLA(CONFIG).eval()), random_arena(settings)
     images, noise = torch.rand(2, 3, 16, 16) * 2 - 1, torch.randn(1, 5, 32)
 
@@ -47,7 +48,7 @@ def test_kernels_compute_what_their_references_do(monkeypatch, neurons_evaluated
             prompt = packed.embed_prompt(torch.arange(1, 12))
             prefix = torch.cat([packed.embed_images(images).flatten(0, 1), prompt])[None]
             cache = packed.prefill(prefix, DenseFFN() if tokens is None else SlotContextFFN(arena, tokens))
-            ffn = SlotNeuronFFN(arena, neurons_evaluated, NEURONS, settings.group_size, True)
+            ffn = SlotNeuronFFN(arena, neurons_evaluated, NEURONS, settings.group_size, residual)
             return packed.denoise(cache, noise, ffn), cache.k.clone()
 
     expected = run()

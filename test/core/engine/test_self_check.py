@@ -10,7 +10,7 @@ from rmuscle_core.engine.build import checked
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.self_check import disagreement
-from rmuscle_core.settings import Settings
+from rmuscle_core.settings import RESIDUALS, Settings
 
 SETTINGS = Settings().with_values(slots=2)
 
@@ -20,9 +20,11 @@ def model():
     return small_model()
 
 
-def test_both_engines_agree_with_the_model(model):
-    assert disagreement(EagerEngine(model, SETTINGS, len(CAMERAS)), model) == ''
-    assert isinstance(checked(GraphEngine, model, SETTINGS, len(CAMERAS)), GraphEngine)
+@pytest.mark.parametrize('residual', RESIDUALS)
+def test_both_engines_agree_with_the_model(model, residual):
+    settings = SETTINGS.with_values(residual=residual)
+    assert disagreement(EagerEngine(model, settings, len(CAMERAS)), model) == ''
+    assert isinstance(checked(GraphEngine, model, settings, len(CAMERAS)), GraphEngine)
 
 
 @pytest.mark.parametrize(('module', 'part', 'word'), [
