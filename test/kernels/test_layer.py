@@ -89,7 +89,10 @@ def test_add_neuron_ffn(random, device, slot, impl, dtype, rows, n, with_residua
     kept = slice(None) if n is None else ranked[int(slot), :n].long()
     first, second, down = (w.double() for w in weights)
     h = norm(x, scale, shift)
-    y = (F.gelu(h @ first[kept].t(), approximate='tanh') * (h @ second[kept].t())) @ down[:, kept].t()
+    hidden = F.gelu(h @ first[kept].t(), approximate='tanh') * (h @ second[kept].t())
+    if n != 0:
+        assert_near(work.hidden[:rows, :hidden.shape[1]], hidden, dtype)
+    y = hidden @ down[:, kept].t()
     y = y if residual is None else y + residual[int(slot)].double()
     assert_stream(got, x.double() + y * gate.double(), following, dtype)
 

@@ -36,11 +36,14 @@ def test_matches_the_reference(random, device, slot, dtype, tolerance, rows, n):
                                           residual.float()), tolerance)
 
 
-def test_all_neurons_equal_the_plain_ffn(random, device):
+def test_all_neurons_equal_the_plain_ffn_and_leave_their_activations(random, device):
     x, gate_up, down_t, _, _ = layer(random, device, 10, torch.float32)
     hidden = torch.nn.functional.gelu(x @ gate_up[:, 0].t(), approximate='tanh') * (x @ gate_up[:, 1].t())
     for impl in ('triton', 'reference'):
-        assert_near(neuron_ffn(x, gate_up, down_t, tiles=TILES, impl=impl), hidden @ down_t, 1e-5)
+        work = neuron_workspace(10, WIDTH, NEURONS, x.dtype, device, tiles=TILES)
+        got = neuron_ffn(x, gate_up, down_t, workspace=work, tiles=TILES, impl=impl)
+        assert_near(got, hidden @ down_t, 1e-5)
+        assert_near(work.hidden[:10, :NEURONS], hidden, 1e-5)
 
 
 def test_one_workspace_serves_calls_of_different_size_and_is_left_clean(random, device, slot):
@@ -62,6 +65,9 @@ def test_reads_a_view_of_the_arena(random, device, slot):
     memory = torch.stack([-residual, residual], dim=1)
     got = neuron_ffn(x, gate_up, down_t, arena[:, 1], slot, 48, memory[:, 1], tiles=TILES, impl='triton')
     assert_near(got, neuron_ffn_reference(x, gate_up, down_t, neurons, slot, 48, residual), 1e-5)
+    same = residual[1].expand(2, -1, -1)  # one residual, whatever the slot
+    again = neuron_ffn(x, gate_up, down_t, arena[:, 1], slot, 48, same, tiles=TILES, impl='triton')
+    assert torch.equal(again, got)
 
 
 def test_no_neurons_leave_the_residual(random, device, slot):
