@@ -82,13 +82,19 @@ class MuscleMemory:
         identity = ReferenceId(query.task, self._episode_name, len(self.episode))
         self.episode = [*self.episode, make_reference(identity, query, prefix, token_ids, chunk)]
 
-    def prepare(self, query: Query, settings: Settings, seconds: float) -> None:
-        """Open the reconstructor's interval for the references the next call is likely to need."""
+    def prepare(self, query: Query, expected: np.ndarray | None, settings: Settings, seconds: float) -> None:
+        """Open the reconstructor's interval for the references the next call is likely to need.
+
+        expected: normalised state [S] foretold for the next call, or None to go by the present call alone.
+        """
         self.settings = self.retriever.settings = settings
         wanted = []
         if settings.mode != 'dense' and settings.reference_source == 'library':
-            nearest = self.retriever.nearest(query.key, query.states, query.task, query.views)
-            wanted += self.retriever.candidates(nearest, query.task, query.views)
+            if expected is None:
+                nearest = self.retriever.nearest(query.key, query.states, query.task, query.views)
+                wanted += self.retriever.candidates(nearest, query.task, query.views)
+            else:
+                wanted += self.retriever.ahead(query.key, query.states, expected, query.task, query.views)
         if settings.mode != 'dense' and settings.reference_source != 'none' and self.episode:
             wanted.append(self.episode[-1].id)
         self.reconstructor.open_interval(wanted, seconds, settings.budget)
@@ -163,5 +169,6 @@ class MuscleMemory:
 def make_reference(identity: ReferenceId, query: Query, prefix: torch.Tensor, token_ids: torch.Tensor,
                    chunk: np.ndarray) -> Reference:
     """A compact reference without neuron ranking; prefix and ids are copied to the host."""
-    return Reference(id=identity, prefix=prefix.to('cpu', torch.bfloat16), token_ids=token_ids.cpu().numpy().astype(np.int32),
-                     states=query.states, key=query.key, neurons=None, chunk=chunk, views=query.views)
+    ids = token_ids.cpu().numpy().astype(np.int32)
+    return Reference(id=identity, prefix=prefix.to('cpu', torch.bfloat16), token_ids=ids, states=query.states,
+                     key=query.key, neurons=None, chunk=chunk, views=query.views)

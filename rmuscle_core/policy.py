@@ -19,6 +19,7 @@ from rmuscle_core.engine.build import build_engine
 from rmuscle_core.engine.eager import Embedded
 from rmuscle_core.engine.plan import CallPlan, neuron_count, plan_call
 from rmuscle_core.errors import LibraryError
+from rmuscle_core.foresight import Foresight
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId, fingerprint
 from rmuscle_core.memory import MuscleMemory, Query, Recall, make_reference
 from rmuscle_core.model import VLA, ModelConfig, load_model
@@ -49,6 +50,8 @@ class MusclePolicy:
         self.memory = MuscleMemory(self.engine, self.settings, library)
         self.served = {'library': 0, 'previous_call': 0, 'dense': 0}
         self._states: deque[np.ndarray] = deque(maxlen=self.settings.history)
+        self.foresight = Foresight(processor, self.config)
+        self.execute_steps = self.config.execute_steps  # actions of a chunk executed before the next call
         self._last: tuple[Query, Embedded, np.ndarray] | None = None
         self._library_problem = ''
 
@@ -116,7 +119,8 @@ class MusclePolicy:
             return
         (query, embedded, chunk), self._last = self._last, None
         self.memory.remember(query, embedded.visual, embedded.inputs.token_ids, chunk)
-        self.memory.prepare(query, self.settings, next_call_in_s)
+        expected = self.foresight.expect(chunk[min(self.execute_steps, len(chunk)) - 1], query.states[-1])
+        self.memory.prepare(query, expected, self.settings, next_call_in_s)
         self.engine.prepare(self.settings, embedded.text)  # changed ratios are captured now, not in the next call
 
     def warm_up(self, prompt: str) -> None:
@@ -137,6 +141,7 @@ class MusclePolicy:
     def reset_episode(self, prompt: str) -> None:
         """Forget the running episode and prepare for the first call of the next one; does not block."""
         self._states.clear()
+        self.foresight.forget()
         self._last = None
         self.memory.begin_episode(task_of(prompt), self.config.cameras, self.settings)
 
@@ -172,6 +177,7 @@ class MusclePolicy:
 
     def _query(self, embedded: Embedded, observation: Observation) -> Query:
         self._states.append(embedded.inputs.state_normalized)
+        self.foresight.observe(embedded.inputs.state_normalized)
         views = embedded.inputs.views
         return Query(make_key(embedded.visual, views), np.stack(self._states), task_of(observation.prompt), views)
 

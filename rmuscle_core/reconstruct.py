@@ -33,7 +33,8 @@ class Reconstructor:
     def __init__(self, expand: Expand, clock: Callable[[], float] = time.monotonic) -> None:
         self._expand, self._clock = expand, clock
         self._changed = threading.Condition()
-        self._wanted: list[ReferenceId] = []
+        self._wanted: list[ReferenceId] = []  # of this interval, best first
+        self._next = 0  # position in it
         self._budget: int = 0
         self._deadline = 0.0
         self._calls = 0  # policy calls in flight
@@ -48,7 +49,7 @@ class Reconstructor:
     def open_interval(self, wanted: Sequence[ReferenceId], seconds: float, budget: int) -> None:
         """Expand up to ``budget`` references of ``wanted`` within the next ``seconds``; never blocks."""
         with self._changed:
-            self._wanted, self._budget = list(wanted), budget
+            self._wanted, self._next, self._budget = list(wanted), 0, budget
             self._deadline = self._clock() + seconds
             self._changed.notify_all()
 
@@ -92,7 +93,7 @@ class Reconstructor:
         return not self._thread.is_alive()
 
     def _has_candidate(self) -> bool:
-        return bool(self._wanted) and self._budget > 0 and self._clock() < self._deadline and not self._calls
+        return self._next < len(self._wanted) and self._budget > 0 and self._clock() < self._deadline and not self._calls
 
     def _run(self) -> None:
         while True:
@@ -105,17 +106,18 @@ class Reconstructor:
                     return
                 self._busy = True
                 job = self._jobs.popleft() if self._jobs else None
-                wanted = [] if job else list(self._wanted)
                 if not job:
-                    self._wanted.pop(0)
+                    # All wishes of the interval, also those fulfilled: the rest must not take their slots.
+                    wanted, reference = self._wanted, self._wanted[self._next]
+                    self._next += 1
             if job:
                 self._do(*job)
             else:
-                self._try_expand(wanted)
+                self._try_expand(reference, wanted)
 
-    def _try_expand(self, wanted: list[ReferenceId]) -> None:
+    def _try_expand(self, reference: ReferenceId, wanted: list[ReferenceId]) -> None:
         try:
-            if self._expand(wanted[0], wanted, self._stop_when_due):
+            if self._expand(reference, wanted, self._stop_when_due):
                 self.expanded += 1
                 with self._changed:
                     self._budget -= 1
@@ -123,15 +125,15 @@ class Reconstructor:
             self.interrupted += 1
         except Exception as error:  # a reference must never take the thread down: later ones may be fine
             self.failed += 1
-            self.last_error = f'{wanted[0]}: {error}'
-            log.exception('reference %s could not be expanded', wanted[0])
+            self.last_error = f'{reference}: {error}'
+            log.exception('reference %s could not be expanded', reference)
 
     def _do(self, future: Future, job: Callable[[Callable[[], None]], object]) -> None:
         if not future.set_running_or_notify_cancel():
             return
         try:
             future.set_result(job(self._wait_for_call))
-        except BaseException as error:  # reported to whoever waits for the future
+        except BaseException as error:  # noqa: BLE001 - reported to whoever waits for the future
             future.set_exception(error)
 
     def _stop_when_due(self) -> None:

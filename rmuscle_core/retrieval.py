@@ -114,6 +114,27 @@ class Retriever:
         wanted = [centre._replace(call=centre.call + 1 + offset) for offset in offsets for centre in centres]
         return [identity for identity in wanted if identity in group.row]
 
+    def ahead(self, key: np.ndarray, states: np.ndarray, expected: np.ndarray, task: str,
+              views: tuple[str, ...]) -> list[ReferenceId]:
+        """References the next call is likely to need when its state [S] can be foretold, best first.
+
+        Each episode offers the call that such a state fits best and whose predecessor looked as it looks now: episodes
+        that are alike now part ways where the object lies elsewhere, and the chunk under way knows where it goes. As
+        many episodes as `candidates` would give references.
+        """
+        group = self._groups.get((task, views))
+        if group is None:
+            return []
+        visual, _ = group.similarities(key, states)
+        _, state = group.similarities(key, np.concatenate([states, expected[None]])[-self.settings.history:])
+        weight = self.settings.visual_weight
+        score = weight * np.where(group.before >= 0, visual[group.before], 0.0) + (1 - weight) * state
+        best: dict[str, ReferenceId] = {}
+        for row in np.argsort(-score, kind='stable'):
+            if group.before[row] >= 0:
+                best.setdefault(group.ids[row].episode, group.ids[row])
+        return list(best.values())[:self.settings.window_episodes * (2 * self.settings.window + 1)]
+
     def _best(self, key: np.ndarray, states: np.ndarray, task: str, views: tuple[str, ...],
               among: set[ReferenceId] | None) -> Match | None:
         group = self._groups.get((task, views))
@@ -142,6 +163,8 @@ class _Group:
     def __init__(self, index: LibraryIndex, rows: list[int], views: int) -> None:
         self.ids = [index.ids[row] for row in rows]
         self.row = {identity: i for i, identity in enumerate(self.ids)}
+        # row of the call before, -1 for an episode's first
+        self.before = np.array([self.row.get(i._replace(call=i.call - 1), -1) for i in self.ids])
         self._keys = _unit(index.keys[rows, :views]).reshape(len(rows), -1) / views
         states = index.states[rows]
         self._known = np.isfinite(states[..., 0])  # [E,h]

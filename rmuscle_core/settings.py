@@ -19,7 +19,7 @@ SOURCES = ('library', 'previous_call', 'none')
 RESIDUALS = ('anchored', 'call', 'reference', 'none')
 WEIGHT_DTYPES = ('checkpoint', 'fp8')
 # profile -> (token_ratio, neuron_ratio)
-PROFILES = {'fast': (0.35, 0.35), 'default': (0.5, 0.5), 'slow': (0.8, 0.75)}
+PROFILES = {'fast': (0.15, 0.35), 'default': (0.25, 0.5), 'slow': (0.5, 0.75)}
 
 
 def setting(default: Any, description: str, *, low: float | None = None, high: float | None = None,
@@ -41,9 +41,9 @@ class Settings:
     mode: str = setting('full', 'which caches a call may use', choices=MODES)
     reference_source: str = setting('library', 'where references come from; each falls back to the next, then dense',
                                     choices=SOURCES)
-    residual: str = setting('anchored', 'what stands in for neurons not evaluated: their contribution at the first step '
-                            'of the group, which is then dense (call), moved on as in the reference (anchored); that '
-                            'in the reference alone; nothing', choices=RESIDUALS, effect=ON_CONFIGURE)
+    residual: str = setting('anchored', 'what stands in for neurons not evaluated: their contribution at the first '
+                            'step of the group, which is then dense (call), moved on as in the reference '
+                            '(anchored); that in the reference alone; nothing', choices=RESIDUALS, effect=ON_CONFIGURE)
     min_similarity: float = setting(0.6, 'a reference less similar than this is not used', low=0.0, high=1.0)
     action_similarity: float = setting(0.8, 'a reference less similar than this serves the Context Cache only; the '
                                        'Action Cache is the less forgiving of the two', low=0.0, high=1.0)

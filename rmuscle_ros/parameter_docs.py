@@ -15,10 +15,12 @@ PAGE = Path(__file__).resolve().parents[1] / 'docs' / 'parameters.md'
 INTRODUCTION = """\
 # Parameters of policy_node
 
-Made from the tables in `rmuscle_core/settings.py` and `rmuscle_ros/params.py` by `python -m rmuscle_ros.parameter_docs`; do not edit.
+Made from the tables in `rmuscle_core/settings.py` and `rmuscle_ros/params.py` by
+`python -m rmuscle_ros.parameter_docs`; do not edit.
 
 A parameter that takes effect at the next policy call can be changed while the robot works
-(`ros2 param set /policy_node token_ratio 0.4`); one that takes effect at configure is refused until the node is cleaned up.
+(`ros2 param set /policy_node token_ratio 0.4`); one that takes effect at configure is refused until the node is cleaned
+up.
 Integers are taken for numbers. The same settings are options of the command-line tools (`--token-ratio 0.4`).
 
 """

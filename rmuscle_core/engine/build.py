@@ -36,8 +36,8 @@ def checked(kind: type[GraphEngine], model: VLA, settings: Settings, views: int)
     except torch.OutOfMemoryError:
         raise  # the eager engine needs as much
     except Exception as error:  # noqa: BLE001 - compilers raise what they like, and each has a slower way round it
-        problem = (f'the fast engine does not run here ({type(error).__name__}: {error}); calls run on the plain engine, '
-                   'slower. On Jetson Thor set TRITON_PTXAS_BLACKWELL_PATH to the ptxas of CUDA 13')
+        problem = (f'the fast engine does not run here ({type(error).__name__}: {error}); calls run on the plain '
+                   'engine, slower. On Jetson Thor set TRITON_PTXAS_BLACKWELL_PATH to the ptxas of CUDA 13')
     if problem:
         log.warning(problem)
         return EagerEngine(model, settings, views)

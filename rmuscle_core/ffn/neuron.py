@@ -53,7 +53,9 @@ class NeuronFFN:
         a = mlp.activations(x)
         y = mlp.down(a)
         dropped = y - F.linear(a.index_select(-1, index).to(down.dtype), down).to(y.dtype)
-        self._anchor[layer] = dropped if self.residual == 'call' else dropped - self.arena.residual[self.slot, step, layer]
+        if self.residual == 'anchored':
+            dropped = dropped - self.arena.residual[self.slot, step, layer]
+        self._anchor[layer] = dropped
         return y
 
     def _dropped(self, layer: int, step: int) -> torch.Tensor:

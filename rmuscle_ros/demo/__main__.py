@@ -77,9 +77,10 @@ def print_table(summary: dict) -> None:
                       ' / '.join(str(n) for n in row['served'].values()), f'{summary[f"{mode}_ms_per_call"]:.1f}',
                       f'{row["policy_latency_ms"]:.1f}')
     Console().print(table)
-    print(f'dense / cached: {summary["ratio_dense_to_cached"]:.2f}x on this CPU at token_ratio {summary["token_ratio"]:g} and '
-          f'neuron_ratio {summary["neuron_ratio"]:g}\n'
-          f'after the first two calls of an episode {summary["library_share_after_first_two"]:.0%} came from the library\n'
+    print(f'dense / cached: {summary["ratio_dense_to_cached"]:.2f}x on this CPU at token_ratio '
+          f'{summary["token_ratio"]:g} and neuron_ratio {summary["neuron_ratio"]:g}\n'
+          f'after the first two calls of an episode {summary["library_share_after_first_two"]:.0%} came from the '
+          'library\n'
           f'mean action difference to dense on the same observations: {summary["mean_action_difference"]:.4f} rad '
           f'(largest {summary["max_action_difference"]:.3f})\n'
           f'library: {summary["library_entries"]} entries, {summary["library_megabytes"]:.1f} MB; working set '

@@ -88,7 +88,8 @@ def summarise(dense: list[Run], cached: list[Run], difference: np.ndarray) -> di
 def _account(runs: list[Run]) -> dict:
     calls = [call for run in runs for call in run.calls]
     gaps = [gap for run in runs for gap in run.result['gaps_ms']]
-    return {'episodes': len(runs), 'successes': sum(run.success for run in runs), 'seeds': [r.result['seed'] for r in runs],
-            'calls': len(calls),
-            'served': {path: sum(c.status.path == path for c in calls) for path in ('library', 'previous_call', 'dense')},
+    paths = [call.status.path for call in calls]
+    return {'episodes': len(runs), 'successes': sum(run.success for run in runs),
+            'seeds': [run.result['seed'] for run in runs], 'calls': len(calls),
+            'served': {path: paths.count(path) for path in ('library', 'previous_call', 'dense')},
             'policy_latency_ms': round(median(gaps), 2) if gaps else None}

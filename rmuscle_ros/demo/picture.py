@@ -30,7 +30,7 @@ def draw(path: Path, picture: Illustration, dense: Run, cached: Run, joints: Seq
     _motion(lower, dense, cached, joints)
     figure.suptitle(f'{summary["cached"]["successes"]} of {summary["cached"]["episodes"]} cached and '
                     f'{summary["dense"]["successes"]} of {summary["dense"]["episodes"]} dense episodes succeeded; '
-                    f'{summary["dense_ms_per_call"]:.0f} ms a call dense, {summary["cached_ms_per_call"]:.0f} ms cached',
+                    f'{summary["dense_ms_per_call"]:.0f} ms a call dense, {summary["cached_ms_per_call"]:.0f} cached',
                     fontsize=12)
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -49,8 +49,9 @@ def _motion(figure, dense: Run, cached: Run, joints: Sequence[str]) -> None:
     paths = [np.stack([call.observation.state for call in run.calls]) for run in (dense, cached)]
     order = np.argsort(-np.ptp(paths[0], axis=0))[:SHOWN_JOINTS]
     for axes, joint in zip(figure.subplots(1, len(order)), order, strict=True):
-        for positions, colour, label, style in zip(paths, (DENSE, CACHED), ('dense', 'cached'), ('-', '--'), strict=True):
-            axes.plot(positions[:, joint], style, color=colour, label=label, marker='o', markersize=3)
+        for positions, colour, label in zip(paths, (DENSE, CACHED), ('dense', 'cached'), strict=True):
+            axes.plot(positions[:, joint], '--' if label == 'cached' else '-', color=colour, label=label, marker='o',
+                      markersize=3)
         axes.set_title(joints[joint], fontsize=10)
         axes.set_xlabel('policy call')
     figure.axes[0].set_ylabel('joint position (rad)')

@@ -65,8 +65,8 @@ class Session:
         self._status: dict[int, CacheStatus] = {}
         reliable = QoSProfile(depth=20, reliability=ReliabilityPolicy.RELIABLE)
         for camera in cameras:
-            node.create_subscription(Image, f'{camera}/image_raw', lambda m, c=camera: self._keep(m, c, decode_image(m, c)),
-                                     reliable)
+            node.create_subscription(Image, f'{camera}/image_raw',
+                                     lambda m, c=camera: self._keep(m, c, decode_image(m, c)), reliable)
         node.create_subscription(JointState, 'joint_states', lambda m: self._keep(m, 'joints', m), reliable)
         node.create_subscription(ActionChunk, 'policy_node/action_chunk', lambda m: self._chunks.update({m.call: m}),
                                  reliable)
@@ -150,7 +150,7 @@ class Session:
         client = self._node.create_client(kind, name)
         try:
             if not self._spin_until(client.service_is_ready, START_S):
-                raise RMuscleError(f'the service {name} did not appear within {START_S:g} s; see the logs in {self._out}')
+                raise RMuscleError(f'the service {name} did not appear in {START_S:g} s; see the logs in {self._out}')
             future = client.call_async(request)
             if not self._spin_until(future.done, timeout_s):
                 raise RMuscleError(f'{name} did not answer within {timeout_s:g} s; see the logs in {self._out}')

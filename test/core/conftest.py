@@ -1,35 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny pi0.5 checkpoint in LeRobot's layout, and observations that fit it."""
+"""A tiny policy on disk and observations that fit it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
+from tiny_policy import CAMERAS, JOINTS, write_checkpoint
 
-from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig, save_checkpoint
-from rmuscle_core.model.checkpoint_config import config_json
 from rmuscle_core.observation import Observation
-from rmuscle_core.processing import write_processors
-
-CAMERAS, JOINTS = ('base', 'wrist'), 5
-NORMALISATION = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
-
-
-def write_checkpoint(directory, seed=0):
-    torch.manual_seed(seed)
-    model = VLA(ModelConfig(
-        kind='pi05', vision=VisionConfig(32, 8, 32, 1, 64, 2), prefix=TransformerConfig(32, 3, 64, 2, 1, 16),
-        expert=TransformerConfig(32, 3, 64, 2, 1, 16), vocab=520, cameras=CAMERAS, state_dim=JOINTS, action_dim=JOINTS,
-        chunk_size=8, execute_steps=4, steps=4))
-    save_checkpoint(model, directory, {'rmuscle_tokenizer': 'byte'})
-    features = config_json(model.config)
-    values = {'min': -1, 'max': 1, 'mean': 0, 'std': 1, 'q01': -1, 'q99': 1}
-    statistics = {key: {name: np.full(JOINTS, value, np.float32) for name, value in values.items()}
-                  for key in ('observation.state', 'action')}
-    write_processors(directory, 'pi05', {**features['input_features'], **features['output_features']}, statistics,
-                     NORMALISATION, model.config.prompt_length)
-    return directory
 
 
 @pytest.fixture(scope='session')

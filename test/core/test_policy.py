@@ -1,19 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MusclePolicy on a tiny model: exactness, the fallback ladder, and that a reference can slow a call but not fail it."""
+"""MusclePolicy on a tiny model: exactness, the fallback ladder, and that no reference can make a call fail."""
 
 import json
 
 import numpy as np
 import pytest
 import torch
+from tiny_policy import write_checkpoint
 
 from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.ffn import RecordFFN
 from rmuscle_core.library import ReferenceId
 from rmuscle_core.policy import MusclePolicy, task_of
 from rmuscle_core.settings import Settings
-
-from conftest import write_checkpoint  # isort: skip
 
 PROMPT, WAIT_S = 'lift the cube', 60.0
 OPEN = Settings().with_values(token_ratio=0.5, neuron_ratio=0.5, min_similarity=0.0, action_similarity=0.0,
@@ -85,6 +84,19 @@ def test_an_episode_is_followed_through_the_library(load, look, library):
         assert report.tokens_recomputed == report.tokens // 2 and report.neurons_evaluated == report.neurons // 2
         assert 0.9 < report.similarity <= 1.0
         assert report.milliseconds['total'] >= report.milliseconds['prefill'] + report.milliseconds['denoise'] > 0
+
+
+def test_the_likeliest_reference_is_not_pushed_out_by_less_likely_ones(load, look, tmp_path):
+    recorder = load(library=tmp_path / 'library')
+    for seed in range(4):
+        run(recorder, [look(seed, 10 * seed + place) for place in range(3)])
+        recorder.save_episode(True).result(WAIT_S)
+        recorder.reset_episode(PROMPT)
+    policy = load(OPEN.with_values(slots=4, window=0, window_episodes=4, budget=8), tmp_path / 'library')
+    chunks = run(policy, [look(9, 20 + place) for place in range(3)])
+    followed = {c.report.reference.split('#')[0] for c in chunks}
+    assert [c.report.path for c in chunks] == ['library'] * 3 and len(followed) == 1
+    assert all(c.report.similarity > 0.9 for c in chunks)
 
 
 def test_cached_actions_stay_near_dense_ones_on_a_similar_observation(load, look, library):

@@ -60,6 +60,14 @@ def test_candidates_are_expanded_in_order_within_the_budget(start):
     assert done == IDS[:3]
 
 
+def test_every_expansion_knows_all_that_is_wanted_in_the_interval(start):
+    seen = []
+    reconstructor = start(lambda reference, wanted, checkpoint: not seen.append((reference, tuple(wanted))))
+    reconstructor.open_interval(IDS, 1.0, budget=5)
+    assert reconstructor.wait_idle(WAIT_S)
+    assert seen == [(reference, tuple(IDS)) for reference in IDS]
+
+
 def test_what_is_ready_already_does_not_count_against_the_budget(start):
     seen = []
     reconstructor = start(lambda reference, wanted, checkpoint: seen.append(reference) or reference.call >= 3)

@@ -103,6 +103,23 @@ def test_the_window_ends_with_the_episode():
     assert [i.call for i in wanted] == [CALLS - 1, CALLS - 2]
 
 
+def test_a_foretold_state_chooses_the_episode_that_goes_there_next():
+    retriever, (key, states) = Retriever(INDEX, Settings(history=1, visual_weight=0.0)), query(2, 3)
+    for episode in range(EPISODES):
+        expected = INDEX.states[row(episode, 4)][-1]
+        wanted = retriever.ahead(key, states, expected, 'stack', VIEWS)
+        assert wanted[0] == ReferenceId('stack', f'e{episode}', 4)
+        assert len({identity.episode for identity in wanted}) == len(wanted) == EPISODES
+
+
+def test_looking_ahead_never_offers_a_first_call_and_keeps_to_the_window():
+    retriever = Retriever(INDEX, Settings().with_values(window_episodes=3, window=0))
+    key, states = query(0, 0)
+    wanted = retriever.ahead(key, states, INDEX.states[row(0, 0)][-1], 'stack', VIEWS)
+    assert len(wanted) == 3 and all(identity.call > 0 for identity in wanted)
+    assert retriever.ahead(key, states, states[-1], 'other task', VIEWS) == []
+
+
 def test_compare_needs_no_index():
     i = row(1, 4)
     reference = Reference(INDEX.ids[i], None, None, INDEX.states[i], INDEX.keys[i], None, None, VIEWS)

@@ -37,8 +37,8 @@ def test_an_integer_serves_as_a_number():
 
 @pytest.mark.parametrize(('name', 'value'), [
     ('token_ratio', 1.01), ('token_ratio', -0.1), ('token_ratio', math.nan), ('token_ratio', math.inf),
-    ('token_ratio', 'half'), ('token_ratio', True), ('slots', 2.5), ('slots', 0), ('mode', 'both'), ('profile', 'turbo'),
-    ('speed', 1)])
+    ('token_ratio', 'half'), ('token_ratio', True), ('slots', 2.5), ('slots', 0), ('mode', 'both'),
+    ('profile', 'turbo'), ('speed', 1)])
 def test_a_refusal_names_the_setting_and_the_value(name, value):
     with pytest.raises(SettingsError) as refusal:
         Settings().with_values(**{name: value})
