@@ -93,7 +93,8 @@ class Reconstructor:
         return not self._thread.is_alive()
 
     def _has_candidate(self) -> bool:
-        return self._next < len(self._wanted) and self._budget > 0 and self._clock() < self._deadline and not self._calls
+        left = self._next < len(self._wanted) and self._budget > 0
+        return left and not self._calls and self._clock() < self._deadline
 
     def _run(self) -> None:
         while True:

@@ -87,6 +87,7 @@ class PolicyNode(RetryableLifecycleNode):
         try:
             self._policy = self._make_policy(options.checkpoint, self._params.settings, options.library or None,
                                              options.device)
+            self._policy.execute_steps = contract.execute_steps
             self._policy.warm_up(options.prompt)
             self._connect(contract)
         except BaseException:
