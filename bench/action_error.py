@@ -3,8 +3,8 @@
 
     python bench/action_error.py --checkpoint DIR --recording FILE
 
-Each recorded call takes the same call of the episode before it as its reference. The difference to the dense actions
-is given in percent of the dense actions' size (normalised units), beside that of replaying the reference's chunk.
+Each call takes the most similar call of another episode as its reference, as retrieval does. The difference to the
+dense actions is given in percent of their size (normalised units), beside that of replaying the reference's chunk.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from rmuscle_core.arena import sketch_projection
@@ -23,10 +24,12 @@ from rmuscle_core.bench.calls import perturbed, random_inputs
 from rmuscle_core.bench.report import print_table
 from rmuscle_core.bench.sizes import PI05, TEXT, random_model
 from rmuscle_core.engine.plan import token_count
+from rmuscle_core.library import LibraryIndex, ReferenceId
 from rmuscle_core.library.recording import open_recording
 from rmuscle_core.model import VLA, load_model
 from rmuscle_core.processing import ModelInputs, Processor
-from rmuscle_core.settings import PROFILES
+from rmuscle_core.retrieval import Retriever, make_key
+from rmuscle_core.settings import PROFILES, Settings
 from rmuscle_kernels.select import select_tokens_reference
 
 WIDTHS = (32, 64, 128, 256)
@@ -70,20 +73,25 @@ def random_pairs() -> tuple[VLA, Pairs]:
 
 
 def recorded_pairs(checkpoint: Path, recording: Path, most: int) -> tuple[VLA, Pairs]:
-    """Call by call, each episode against the one before it."""
+    """Calls spread over a recording, each with the most similar call of another episode, as retrieval finds it."""
     model = load_model(checkpoint, dtype='float32')
     processor = Processor.from_checkpoint(checkpoint, model.config)
+    calls, ids, keys, states = [], [], [], []
+    with open_recording(recording) as episodes, torch.inference_mode():
+        for episode in episodes:
+            for number, observation in enumerate(episode.observations):
+                calls.append(processor.encode(observation))
+                ids.append(ReferenceId('recording', episode.name, number))
+                keys.append(make_key(model.embed_images(calls[-1].images).flatten(0, 1), calls[-1].views))
+                states.append(calls[-1].state_normalized[None])
+    index = LibraryIndex(tuple(ids), tuple(c.views for c in calls), np.stack(keys), np.stack(states))
+    retriever = Retriever(index, Settings(min_similarity=0.0))
 
     def pairs() -> Pairs:
-        count, before = 0, None
-        with open_recording(recording) as episodes:
-            for episode in episodes:
-                inputs = [processor.encode(observation) for observation in episode.observations]
-                for now, then in zip(inputs, before or ()):
-                    if count < most:
-                        count += 1
-                        yield now, then
-                before = inputs
+        for row in range(0, len(calls), max(1, len(calls) // most)):
+            others = [identity for identity in ids if identity.episode != ids[row].episode]
+            match = retriever.match(keys[row], states[row], others, 'recording', calls[row].views)
+            yield calls[row], calls[ids.index(match.id)]
 
     return model, pairs()
 
