@@ -55,7 +55,7 @@ def load_config(directory: str | Path) -> ModelConfig:
     """
     directory = Path(directory)
     path = directory / 'config.json'
-    raw = _read_json(path)
+    raw = read_json(path)
     shapes = Shapes(directory / WEIGHTS)
     kind = 'pi0' if 'state_proj.weight' in shapes else 'pi05'
     _refuse_unsupported(raw, kind, path)
@@ -94,14 +94,16 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a checkpoint; raises CheckpointError naming the file."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {path} ({error}); give the directory that holds LeRobot's config.json, "
-                              'usually .../pretrained_model') from error
+        raise CheckpointError(f'cannot read {path} ({error}); point to a complete LeRobot checkpoint directory '
+                              '(usually .../pretrained_model)') from error
     if not isinstance(content, dict):
-        raise CheckpointError(f'{path} must hold a JSON object, not a {type(content).__name__}')
+        raise CheckpointError(f'{path} must hold a JSON object, not a {type(content).__name__}; re-export the '
+                              'checkpoint')
     return content
 
 
@@ -116,7 +118,8 @@ def _refuse_unsupported(raw: Mapping[str, Any], kind: str, path: Path) -> None:
                                      else 'use a checkpoint trained without it'))
     for key, value in VARIANTS.items():
         if raw.get(key, value) != value:
-            raise CheckpointError(f'{path} sets {key} to {raw[key]!r}; only {value!r} is supported')
+            raise CheckpointError(f'{path} sets {key} to {raw[key]!r}; only {value!r} is supported, so use a '
+                                  'checkpoint of that size')
 
 
 def _cameras(inputs: Mapping[str, Any], path: Path) -> tuple[str, ...]:
@@ -149,9 +152,6 @@ def _vision_heads(raw: Mapping[str, Any], width: int, directory: Path) -> int:
     """No tensor shape tells the number of vision heads; only So400m's is known."""
     if 'rmuscle_vision_heads' in raw:
         return raw['rmuscle_vision_heads']
-    meta = directory / 'tiny_meta.json'
-    if meta.is_file():
-        return _read_json(meta)['tiny']['vit_heads']
     if width == 1152:
         return 16
     raise CheckpointError(f'{directory / "config.json"}: the vision tower is {width} wide, and the number of its '

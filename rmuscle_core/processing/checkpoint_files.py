@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rmuscle_core.errors import CheckpointError
+from rmuscle_core.model.checkpoint_config import read_json
 
 PRE, POST = 'policy_preprocessor', 'policy_postprocessor'
 NORMALIZER, UNNORMALIZER = 'normalizer_processor', 'unnormalizer_processor'
@@ -20,18 +21,6 @@ RELATIVE, ABSOLUTE = 'relative_actions_processor', 'absolute_actions_processor'
 _PROMPT = {'pi05': 'pi05_prepare_state_tokenizer_processor_step', 'pi0': 'pi0_new_line_processor'}
 KNOWN = {'rename_observations_processor', 'to_batch_processor', 'device_processor', 'tokenizer_processor',
          NORMALIZER, UNNORMALIZER, RELATIVE, ABSOLUTE, *_PROMPT.values()}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; raises CheckpointError naming the file."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f'{path} cannot be read ({error}); point to a complete LeRobot checkpoint directory '
-                              '(usually .../pretrained_model)') from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f'{path} must hold a JSON object, not {type(content).__name__}; re-export the checkpoint')
-    return content
 
 
 def read_steps(directory: Path, pipeline: str, kind: str) -> dict[str, dict[str, Any]]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from rmuscle_core.errors import CheckpointError, ObservationError
+from rmuscle_core.model.checkpoint_config import read_json
 from rmuscle_core.observation import Observation
 from rmuscle_core.processing import checkpoint_files as files
 from rmuscle_core.processing.images import to_image
@@ -59,7 +60,7 @@ class Processor:
         Raises CheckpointError for missing statistics, unknown steps, a contradiction between the files, no tokenizer.
         """
         directory = Path(directory)
-        raw = files.read_json(directory / 'config.json')
+        raw = read_json(directory / 'config.json')
         before = files.read_steps(directory, files.PRE, config.kind)
         after = files.read_steps(directory, files.POST, config.kind)
         tokenizer = ByteTokenizer() if raw.get('rmuscle_tokenizer') == 'byte' else find_tokenizer(
@@ -130,7 +131,8 @@ class Processor:
         found = [f'{what} dimension {i} hardly moves in the training statistics: small offsets become huge values'
                  for what, normalizer in (('state', self.state), ('action', self.actions))
                  for i in normalizer.narrow()]
-        far = [] if state is None else np.flatnonzero(np.abs(self.state.normalize(state)) > 6)
+        comparable = state is not None and self.state.mode != 'IDENTITY'
+        far = [] if not comparable else np.flatnonzero(np.abs(self.state.normalize(state)) > 6)
         return found + [f'state dimension {i} is {state[i]:g}, far outside its training range: check its unit '
                         '(degrees or radians) and the joint order' for i in far if i not in self.state.narrow()]
 

@@ -114,7 +114,9 @@ def test_config_that_does_not_fit_is_refused(checkpoint, values, message):
 
 
 def test_unknown_vision_heads_are_asked_for(checkpoint):
-    (checkpoint / 'tiny_meta.json').unlink()
+    content = json.loads((checkpoint / 'config.json').read_text())
+    del content['rmuscle_vision_heads']
+    (checkpoint / 'config.json').write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match='rmuscle_vision_heads'):
         load_config(checkpoint)
     edit_config(checkpoint, rmuscle_vision_heads=4)
