@@ -8,7 +8,7 @@ import numpy as np
 from rmuscle_core.model import ModelConfig
 from rmuscle_core.processing import Processor
 
-FORGET = 0.8  # weight of the past in the running errors, per call
+DECAY = 0.8  # weight of the past in the running errors, per call
 
 
 class Foresight:
@@ -26,7 +26,7 @@ class Foresight:
     def observe(self, state: np.ndarray) -> None:
         """Compare a new call's normalised state [S] with what was expected of it."""
         if self._made is not None:
-            self._errors = FORGET * self._errors + [float(np.abs(state - guess).mean()) for guess in self._made]
+            self._errors = DECAY * self._errors + [float(np.abs(state - guess).mean()) for guess in self._made]
             self._made = None
 
     def expect(self, action: np.ndarray, state: np.ndarray) -> np.ndarray | None:

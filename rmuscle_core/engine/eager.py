@@ -50,6 +50,7 @@ class EagerEngine:
         noise = torch.randn(1, model.config.chunk_size, model.config.padded_dim, generator=generator)
         self.noise = noise.to(self.device)
         self.recomputed: list[torch.Tensor] = []  # rows recomputed by the last call, per prefix layer
+        self._workspace: dict = {}  # of the inference thread's NeuronFFN, from call to call
 
     def prepare(self, settings: Settings, text: int) -> None:
         """Nothing is made in advance here; see GraphEngine."""
@@ -106,8 +107,8 @@ class EagerEngine:
         self.arena.slot.fill_(slot)
         self.recomputed = []
         context = DenseFFN() if plan.tokens is None else ContextFFN(self.arena, plan.tokens, self.recomputed)
-        neurons = DenseFFN() if plan.neurons is None else NeuronFFN(self.arena, plan.neurons,
-                                                                     self.settings.group_size, plan.residual)
+        neurons = DenseFFN() if plan.neurons is None else NeuronFFN(
+            self.arena, plan.neurons, self.settings.group_size, plan.residual, self._workspace)
         return context, neurons
 
     def _prefix(self, reference: Reference) -> torch.Tensor:

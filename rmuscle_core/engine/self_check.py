@@ -11,6 +11,7 @@ import torch
 
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
+from rmuscle_core.engine.lane import go_on
 from rmuscle_core.engine.plan import CallPlan, plan_call
 from rmuscle_core.ffn import DenseFFN
 from rmuscle_core.library import Reference, ReferenceId
@@ -38,7 +39,7 @@ def disagreement(engine: EagerEngine | GraphEngine, model: VLA) -> str:
     reference = _reference(model, inputs, visual)
     embedded = engine.embed(inputs)
     plan = plan_call(engine.settings.with_values(mode='full'), model.config, embedded.tokens, embedded.text)
-    engine.expand(reference, 0, engine.rank_neurons(reference, _go_on), plan, _go_on)
+    engine.expand(reference, 0, engine.rank_neurons(reference, go_on), plan, go_on)
     cached, _ = engine.act(engine.embed(inputs), plan, 0)
 
     # Without R of each step the dropped neurons are missing or outdated by design: the cached call has to be finite.
@@ -67,7 +68,3 @@ def _reference(model: VLA, inputs: ModelInputs, visual: torch.Tensor) -> Referen
                      inputs.token_ids.numpy().astype(np.int32), inputs.state_normalized[None],
                      np.zeros((len(inputs.views), 1), np.float32), None,
                      np.zeros((config.chunk_size, config.action_dim), np.float32), inputs.views)
-
-
-def _go_on() -> None:
-    """Nobody interrupts the check."""

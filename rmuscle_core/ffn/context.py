@@ -24,7 +24,7 @@ class ContextFFN:
         if self.k >= tokens:  # nothing to reuse: the dense code path, bit for bit
             return mlp(x)
         index, _ = select_tokens(arena.comparable(rows[:tokens]), arena.x[:, layer], arena.slot, self.k,
-                                       rows.shape[0] - tokens)
+                                 rows.shape[0] - tokens)
         if self.recomputed is not None:
             self.recomputed.append(index)
         y = torch.empty_like(rows)
