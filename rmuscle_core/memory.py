@@ -13,8 +13,9 @@ import torch
 
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
+from rmuscle_core.engine.lane import go_on
 from rmuscle_core.engine.plan import plan_call
-from rmuscle_core.errors import LibraryError
+from rmuscle_core.errors import EpisodeError, LibraryError
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId
 from rmuscle_core.reconstruct import Reconstructor
 from rmuscle_core.retrieval import Match, Retriever
@@ -44,18 +45,18 @@ class Recall:
 class MuscleMemory:
     """References of the library and of the running episode, expanded in time for the calls that need them.
 
-    ``recall``, ``remember`` and ``begin_episode`` belong to the inference thread; expansion and saving run on the
-    reconstructor's.
+    ``recall``, ``remember``, ``prepare``, ``begin_episode`` and ``quarantine`` belong to the inference thread, which
+    replaces what it keeps as a whole and never changes it in place; expansion and saving run on the reconstructor's.
     """
 
     def __init__(self, engine: EagerEngine | GraphEngine, settings: Settings, library: EpisodeLibrary | None) -> None:
         self.engine, self.settings, self.library = engine, settings, library
         self.retriever = Retriever(library.index() if library else None, settings)
         self.working_set = WorkingSet(settings.slots)
-        self.episode: list[Reference] = []  # replaced, never changed in place, so the other thread may read it
+        self.episode: list[Reference] = []
         self._episode_name = 'running-0'
         self._ranked: dict[ReferenceId, np.ndarray] = {}  # of the running episode, so that saving need not rank again
-        self.quarantined: set[ReferenceId] = set()
+        self.quarantined: frozenset[ReferenceId] = frozenset()
         self.reconstructor = Reconstructor(self._expand)
 
     def recall(self, query: Query, settings: Settings) -> Recall:
@@ -113,7 +114,7 @@ class MuscleMemory:
 
     def quarantine(self, reference: ReferenceId) -> None:
         """Never use this reference again in this process: it led to a non-finite result."""
-        self.quarantined.add(reference)
+        self.quarantined |= {reference}
         self.working_set.drop(reference)
 
     def save(self, success: bool) -> Future[Path]:
@@ -125,35 +126,33 @@ class MuscleMemory:
                 raise LibraryError('there is no library to save the episode to; set the parameter library')
             if not episode:
                 raise LibraryError('this episode has no executed policy calls; save it after its last chunk')
-            ranked = [self.with_neurons(r, checkpoint) for r in episode]
+            ranked = [self._with_neurons(r, checkpoint) for r in episode]
             path = self.library.add_episode(episode[0].id.task, ranked, success=success)
             self.retriever.use(self.library.index())
             return path
 
         return self.reconstructor.submit(write)
 
-    def with_neurons(self, reference: Reference, checkpoint: Callable[[], None]) -> Reference:
+    def _with_neurons(self, reference: Reference, checkpoint: Callable[[], None]) -> Reference:
         """The reference with its neuron ranking, computed by one dense denoising if it has none."""
         if reference.neurons is not None:
             return reference
-        if reference.id not in self._ranked:
-            self._ranked[reference.id] = self.engine.rank_neurons(reference, checkpoint).numpy().astype(np.uint16)
-        return replace(reference, neurons=self._ranked[reference.id])
+        ranked = self._ranked  # the inference thread may begin an episode, with a table of its own, meanwhile
+        if reference.id not in ranked:
+            ranked[reference.id] = rank(self.engine, reference, checkpoint)
+        return replace(reference, neurons=ranked[reference.id])
 
     def _expand(self, identity: ReferenceId, wanted: Sequence[ReferenceId], checkpoint: Callable[[], None]) -> bool:
-        """Make the reference ready; False if it is already, or every slot holds something more likely."""
+        """Make the reference ready; False if it is already, every slot holds something more likely, or none fits it."""
         settings, config, shape = self.settings, self.engine.model.config, self.engine.arena.shape
         plan = plan_call(settings, config, shape.tokens, 0)
         residual_neurons = plan.neurons if plan.stored_residual else None
         if identity in self.quarantined or self.working_set.has(identity, residual_neurons):
             return False
-        own = {r.id: r for r in self.episode}
-        if identity in own:
-            reference = self.with_neurons(own[identity], checkpoint)
-        elif identity.episode.startswith('running-'):
-            return False  # of an episode that ended meanwhile
-        else:
-            reference = self.library.load(identity)
+        reference = self._find(identity)
+        if reference is None or reference.prefix.shape[0] != shape.tokens:
+            return False  # of an episode that ended meanwhile, or seen without all cameras, which slots have room for
+        reference = self._with_neurons(reference, checkpoint)
         slot = self.working_set.claim(identity, wanted)
         if slot is None:
             return False
@@ -164,6 +163,21 @@ class MuscleMemory:
             raise
         self.working_set.commit(slot, residual_neurons)
         return True
+
+    def _find(self, identity: ReferenceId) -> Reference | None:
+        own = next((r for r in self.episode if r.id == identity), None)
+        if own or identity.episode.startswith('running-'):
+            return own
+        try:
+            return self.library.load(identity)
+        except EpisodeError:
+            self.retriever.use(self.library.index())  # the file is out of use; so are the episode's other calls
+            raise
+
+
+def rank(engine: EagerEngine | GraphEngine, reference: Reference, checkpoint: Callable[[], None] = go_on) -> np.ndarray:
+    """The reference's neurons, most important first, as a library keeps them: uint16 [G, M, masked]."""
+    return engine.rank_neurons(reference, checkpoint).numpy().astype(np.uint16)
 
 
 def make_reference(identity: ReferenceId, query: Query, prefix: torch.Tensor, token_ids: torch.Tensor,

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from rmuscle_core.engine.plan import CallPlan, neuron_count, plan_call
 from rmuscle_core.errors import LibraryError
 from rmuscle_core.foresight import Foresight
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId, fingerprint
-from rmuscle_core.memory import MuscleMemory, Query, Recall, make_reference
+from rmuscle_core.memory import MuscleMemory, Query, Recall, make_reference, rank
 from rmuscle_core.model import VLA, ModelConfig, load_model
 from rmuscle_core.observation import ActionChunk, CallReport, Observation
 from rmuscle_core.processing import Processor
@@ -38,8 +39,10 @@ START_S = 60.0  # time to expand what an episode may start with, before the poli
 class MusclePolicy:
     """A vision-language-action policy with a muscle memory.
 
-    ``infer`` and ``chunk_published`` are called in turn from one thread; ``settings`` may be replaced from any
-    thread and takes effect at the next call. Whatever goes wrong with a reference, the call runs dense.
+    ``infer``, ``chunk_published``, ``reset_episode`` and ``record_references`` belong to one thread, the first two in
+    turn. ``settings`` may be replaced from any and takes effect at the next call, but for what the table says takes
+    effect at configure: give that at construction. ``save_episode``, ``wait_ready``, ``status`` and ``problems`` may be
+    used from any thread too. Whatever goes wrong with a reference, the call runs dense.
     """
 
     def __init__(self, model: VLA, processor: Processor, settings: Settings | None = None,
@@ -54,6 +57,7 @@ class MusclePolicy:
         self.execute_steps = self.config.execute_steps  # actions of a chunk executed before the next call
         self._last: tuple[Query, Embedded, np.ndarray] | None = None
         self._library_problem = ''
+        self._warned: set[str] = set()
 
     @classmethod
     def load(cls, checkpoint: str | Path, settings: Settings | None = None, library: str | Path | None = None,
@@ -85,8 +89,8 @@ class MusclePolicy:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with the library as a whole or with single episodes, one sentence each."""
-        own = [self._library_problem] if self._library_problem else []
+        """What is wrong with the library, with single episodes or with expanding them, one sentence each."""
+        own = [problem for problem in (self._library_problem, self.memory.reconstructor.problem) if problem]
         return own + (self.library.problems if self.library else [])
 
     def infer(self, observation: Observation) -> ActionChunk:
@@ -97,6 +101,8 @@ class MusclePolicy:
         settings, watch = self.settings, Stopwatch()
         with self.memory.reconstructor.policy_call():
             inputs = self.processor.encode(observation)
+            if not self._states:  # an episode's first call
+                self._warn(self.processor.doubts(observation.state))
             watch.lap('process')
             embedded = self.engine.embed(inputs)
             watch.lap('embed')
@@ -118,10 +124,11 @@ class MusclePolicy:
         if self._last is None:
             return
         (query, embedded, chunk), self._last = self._last, None
+        settings = self.settings
         self.memory.remember(query, embedded.visual, embedded.inputs.token_ids, chunk)
         expected = self.foresight.expect(chunk[min(self.execute_steps, len(chunk)) - 1], query.states[-1])
-        self.memory.prepare(query, expected, self.settings, next_call_in_s)
-        self.engine.prepare(self.settings, embedded.text)  # changed ratios are captured now, not in the next call
+        self.memory.prepare(query, expected, settings, next_call_in_s)
+        self.engine.prepare(settings, embedded.text)  # changed ratios are captured now, not in the next call
 
     def warm_up(self, prompt: str) -> None:
         """Run one dense call on a blank observation, then expand what an episode may start with; blocks."""
@@ -140,9 +147,7 @@ class MusclePolicy:
 
     def reset_episode(self, prompt: str) -> None:
         """Forget the running episode and prepare for the first call of the next one; does not block."""
-        self._states.clear()
-        self.foresight.forget()
-        self._last = None
+        self._forget()
         self.memory.begin_episode(task_of(prompt), self.config.cameras, self.settings)
 
     def save_episode(self, success: bool = True) -> Future[Path]:
@@ -151,7 +156,7 @@ class MusclePolicy:
 
     def record_references(self, observations: Sequence[Observation], task: str, episode: str) -> list[Reference]:
         """Turn a recorded episode (one observation per policy call) into library entries, by dense calls."""
-        self._states.clear()
+        self._forget()
         references = []
         for number, observation in enumerate(observations):
             embedded = self.engine.embed(self.processor.encode(observation))
@@ -159,8 +164,8 @@ class MusclePolicy:
             actions, _ = self.engine.act(embedded, CallPlan(), None)
             reference = make_reference(ReferenceId(task, episode, number), query, embedded.visual,
                                        embedded.inputs.token_ids, self.processor.decode(actions.numpy(), observation))
-            references.append(self.memory.with_neurons(reference, lambda: None))
-        self._states.clear()
+            references.append(replace(reference, neurons=rank(self.engine, reference)))
+        self._forget()
         return references
 
     def status(self) -> dict[str, int]:
@@ -174,6 +179,17 @@ class MusclePolicy:
     def close(self) -> bool:
         """Stop the reconstruct thread; True if it has ended."""
         return self.memory.reconstructor.close()
+
+    def _warn(self, doubts: list[str]) -> None:
+        for doubt in doubts:
+            if doubt not in self._warned:
+                self._warned.add(doubt)
+                log.warning(doubt)
+
+    def _forget(self) -> None:
+        self._states.clear()
+        self.foresight.forget()
+        self._last = None
 
     def _query(self, embedded: Embedded, observation: Observation) -> Query:
         self._states.append(embedded.inputs.state_normalized)
@@ -208,7 +224,6 @@ class MusclePolicy:
         report.neurons_evaluated = plan.mean_neurons(neurons, self.config.steps, settings.group_size)
         report.milliseconds = dict(stages)
         return actions, report
-
 
     @staticmethod
     def _no_action_cache(plan: CallPlan, match: Match, reading: Reading, settings: Settings) -> str:

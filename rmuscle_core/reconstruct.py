@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
+from rmuscle_core.errors import EpisodeError
 from rmuscle_core.ffn import Interrupted
 from rmuscle_core.library import ReferenceId
 
@@ -27,7 +28,8 @@ Expand = Callable[[ReferenceId, Sequence[ReferenceId], Callable[[], None]], bool
 class Reconstructor:
     """Runs ``expand(reference_id, wanted, checkpoint) -> expanded?`` on its own thread.
 
-    ``checkpoint`` is to be called at every layer boundary; it raises Interrupted when the interval is over.
+    ``checkpoint`` is to be called at every layer boundary; it raises Interrupted when the interval is over. Every
+    method may be called from any thread.
     """
 
     def __init__(self, expand: Expand, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,8 +43,8 @@ class Reconstructor:
         self._busy = False
         self._closed = False
         self._jobs: deque[tuple[Future, Callable[[Callable[[], None]], object]]] = deque()
-        self.expanded = self.interrupted = self.failed = 0
-        self.last_error = ''
+        self.expanded = self.interrupted = 0
+        self.problem = ''  # the last failure that is not an episode's own
         self._thread = threading.Thread(target=self._run, name='reconstruct', daemon=True)
         self._thread.start()
 
@@ -124,10 +126,11 @@ class Reconstructor:
                     self._budget -= 1
         except Interrupted:
             self.interrupted += 1
+        except EpisodeError as error:
+            log.warning(error)
         except Exception as error:  # a reference must never take the thread down: later ones may be fine
-            self.failed += 1
-            self.last_error = f'{reference}: {error}'
-            log.exception('reference %s could not be expanded', reference)
+            self.problem = f'reference {reference} could not be expanded ({type(error).__name__}: {error})'
+            log.exception(self.problem)
 
     def _do(self, future: Future, job: Callable[[Callable[[], None]], object]) -> None:
         if not future.set_running_or_notify_cancel():

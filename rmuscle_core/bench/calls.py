@@ -17,7 +17,7 @@ from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.plan import CallPlan, plan_call
 from rmuscle_core.library import Reference, ReferenceId
-from rmuscle_core.memory import Query, make_reference
+from rmuscle_core.memory import Query, make_reference, rank
 from rmuscle_core.model import VLA, ModelConfig
 from rmuscle_core.processing import ModelInputs
 from rmuscle_core.retrieval import make_key
@@ -65,7 +65,7 @@ def record(engine: Engine, inputs: ModelInputs, identity: ReferenceId) -> Refere
     query = Query(make_key(embedded.visual, inputs.views), inputs.state_normalized[None], identity.task, inputs.views)
     chunk = actions[:, :engine.model.config.action_dim].numpy()
     reference = make_reference(identity, query, embedded.visual, inputs.token_ids, chunk)
-    return replace(reference, neurons=engine.rank_neurons(reference, lambda: None).numpy().astype(np.uint16))
+    return replace(reference, neurons=rank(engine, reference))
 
 
 def expand(engine: Engine, reference: Reference, slot: int, plan: CallPlan,

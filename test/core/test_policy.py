@@ -2,11 +2,12 @@
 """MusclePolicy on a tiny model: exactness, the fallback ladder, and that no reference can make a call fail."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from tiny_policy import write_checkpoint
+from tiny_policy import CAMERAS, write_checkpoint
 
 from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.ffn import RecordFFN
@@ -160,6 +161,41 @@ def test_a_missing_camera_runs_dense_and_an_unknown_one_is_refused(load, look, l
         policy.infer(type(look())({'side': look().images['base']}, look().state, PROMPT))
 
 
+def test_calls_without_a_camera_do_not_serve_each_other(load, look):
+    policy = load()
+    reports = [c.report for c in run(policy, [look(seed, 0, cameras=('base',)) for seed in range(2)])]
+    assert [r.path for r in reports] == ['dense', 'dense'] and policy.problems == []
+
+
+def test_a_state_in_other_units_is_warned_about_once(load, look, caplog):
+    policy = load()
+    odd = replace(look(), state=look().state + np.array([57, 0, 0, 0, 0], np.float32))
+    run(policy, [odd, odd])
+    assert [r.message for r in caplog.records if 'radians' in r.message] == [policy.processor.doubts(odd.state)[0]]
+
+
+def test_a_reference_stored_without_ranking_is_ranked_when_it_is_expanded(load, look, library):
+    policy = load(library=library)
+    ranked = [policy.library.load(identity) for identity in policy.library.index().ids]
+    episode, = library.rglob('*.h5')
+    policy.library.add_episode(ranked[0].id.task, [replace(r, neurons=None) for r in ranked], True, 'bare')
+    episode.unlink()
+    report, = (c.report for c in run(load(library=library), [look(3, 0)]))
+    assert report.path == 'library' and report.neurons_evaluated == report.neurons // 2
+
+
+def test_a_reference_that_cannot_be_expanded_is_a_problem_and_calls_go_on(load, look, library, monkeypatch):
+    policy = load(OPEN.with_values(mode='dense'), library)
+
+    def fail(*_):
+        raise RuntimeError('out of memory')
+
+    monkeypatch.setattr(policy.engine, 'expand', fail)
+    policy.settings = OPEN
+    assert [c.report.path for c in run(policy, [look(3, 0), look(3, 1)])] == ['dense', 'dense']
+    assert len(policy.problems) == 1 and 'out of memory' in policy.problems[0]
+
+
 def test_a_poisoned_reference_costs_one_dense_call_and_is_not_used_again(load, look, library):
     policy = load(library=library)
     dense, = run(load(OPEN.with_values(mode='dense')), [look(9, 0)])
@@ -199,6 +235,7 @@ def test_a_damaged_episode_file_is_reported_and_calls_go_on(load, look, library)
     chunks = run(policy, [look(3, place) for place in range(3)])
     assert len(chunks) == 3 and all(np.isfinite(c.actions).all() for c in chunks)
     assert any(episode.stem in problem for problem in policy.problems)
+    assert policy.memory.retriever.candidates(None, task_of(PROMPT), CAMERAS) == []  # and is not asked for again
 
 
 def test_saving_needs_a_library_and_calls(load, look, tmp_path):
