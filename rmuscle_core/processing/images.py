@@ -38,12 +38,3 @@ def to_image(picture: np.ndarray, size: int, bar: float = -1.0) -> torch.Tensor:
     image = torch.full((3, size, size), bar)
     image[:, top:top + rows, left:left + columns] = pixels.clamp(0.0, 1.0) * 2.0 - 1.0
     return image
-
-
-def to_picture(image: torch.Tensor, height: int, width: int) -> np.ndarray:
-    """Inverse of `to_image` up to resampling: float [3,S,S] in [-1, 1] to uint8 [height,width,3], bars cut off."""
-    top, left, rows, columns = content_box(height, width, image.shape[-1])
-    content = image[:, top:top + rows, left:left + columns].float()
-    if (rows, columns) != (height, width):
-        content = F.interpolate(content[None], size=(height, width), mode='bilinear', align_corners=False)[0]
-    return ((content + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()

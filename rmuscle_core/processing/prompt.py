@@ -16,11 +16,6 @@ def state_bins(state: np.ndarray) -> np.ndarray:
     return np.digitize(state, _EDGES) - 1
 
 
-def bin_centres(bins: np.ndarray) -> np.ndarray:
-    """Inverse of `state_bins` up to half a bin (1/256); an out-of-range value cannot be recovered."""
-    return (np.asarray(bins) + 0.5) / 128 - 1
-
-
 def prompt_parts(kind: str, task: str, state: np.ndarray) -> tuple[str, str]:
     """Return (task text, the part after it that must never be cut) for kind 'pi05' or 'pi0'."""
     if kind == 'pi05':

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_policy import CAMERAS, write_checkpoint
+from tiny_policy import CAMERAS, WAIT_S, run, write_checkpoint
 
 from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.ffn import RecordFFN
@@ -15,7 +15,7 @@ from rmuscle_core.library import ReferenceId
 from rmuscle_core.policy import MusclePolicy, task_of
 from rmuscle_core.settings import Settings
 
-PROMPT, WAIT_S = 'lift the cube', 60.0
+PROMPT = 'lift the cube'
 OPEN = Settings().with_values(token_ratio=0.5, neuron_ratio=0.5, min_similarity=0.0, action_similarity=0.0,
                               residual='reference')
 
@@ -32,16 +32,6 @@ def load(tiny_checkpoint):
 
     yield make
     assert all(policy.close() for policy in opened)
-
-
-def run(policy, observations):
-    """Calls with all the time in the world between them."""
-    chunks = []
-    for observation in observations:
-        chunks.append(policy.infer(observation))
-        policy.chunk_published(float('inf'))
-        assert policy.wait_ready(WAIT_S)
-    return chunks
 
 
 @pytest.fixture

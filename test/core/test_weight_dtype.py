@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_policy import WAIT_S, run
 
 from rmuscle_core.bench import roofline
 from rmuscle_core.bench.calls import random_inputs
@@ -22,7 +23,7 @@ from rmuscle_core.policy import MusclePolicy
 from rmuscle_core.settings import Settings
 
 POLICY = Path(__file__).parents[2] / 'config' / 'policy' / 'transfer_cube'
-PROMPT, WAIT_S = 'lift the cube', 60.0
+PROMPT = 'lift the cube'
 FP8 = Settings(weight_dtype='fp8', min_similarity=0.0)
 
 
@@ -37,15 +38,6 @@ def load(tiny_checkpoint):
 
     yield make
     assert all(policy.close() for policy in opened)
-
-
-def run(policy, observations):
-    chunks = []
-    for observation in observations:
-        chunks.append(policy.infer(observation))
-        policy.chunk_published(float('inf'))
-        assert policy.wait_ready(WAIT_S)
-    return chunks
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny pi0.5 checkpoint in LeRobot's layout."""
+"""A tiny pi0.5 checkpoint in LeRobot's layout, and calls of it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rmuscle_core.model.checkpoint_config import config_json
 from rmuscle_core.processing import write_processors
 
 CAMERAS, JOINTS = ('base', 'wrist'), 5
+WAIT_S = 60.0  # an upper bound, never waited for when the code is right
 NORMALISATION = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
 
 
@@ -28,3 +29,13 @@ def write_checkpoint(directory, seed=0):
     write_processors(directory, 'pi05', {**features['input_features'], **features['output_features']}, statistics,
                      NORMALISATION, model.config.prompt_length)
     return directory
+
+
+def run(policy, observations):
+    """Calls with all the time in the world between them."""
+    chunks = []
+    for observation in observations:
+        chunks.append(policy.infer(observation))
+        policy.chunk_published(float('inf'))
+        assert policy.wait_ready(WAIT_S)
+    return chunks
