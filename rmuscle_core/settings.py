@@ -6,7 +6,6 @@ ROS parameters, command-line options, validation and docs/parameters.md are made
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any
@@ -16,7 +15,7 @@ from rmuscle_core.errors import SettingsError
 NEXT_CALL, ON_CONFIGURE = 'next policy call', 'configure'
 MODES = ('dense', 'context', 'action', 'full')
 SOURCES = ('library', 'previous_call', 'none')
-RESIDUALS = ('anchored', 'call', 'reference', 'none')
+RESIDUALS = ('reference', 'anchored', 'none')
 WEIGHT_DTYPES = ('checkpoint', 'fp8')
 # profile -> (token_ratio, neuron_ratio)
 PROFILES = {'fast': (0.15, 0.35), 'default': (0.25, 0.5), 'slow': (0.5, 0.75)}
@@ -41,9 +40,9 @@ class Settings:
     mode: str = setting('full', 'which caches a call may use', choices=MODES)
     reference_source: str = setting('library', 'where references come from; each falls back to the next, then dense',
                                     choices=SOURCES)
-    residual: str = setting('anchored', 'what stands in for neurons not evaluated: their contribution at the first '
-                            'step of the group, which is then dense (call), moved on as in the reference '
-                            '(anchored); that in the reference alone; nothing', choices=RESIDUALS, effect=ON_CONFIGURE)
+    residual: str = setting('reference', 'what stands in for neurons not evaluated: their contribution in the '
+                            'reference; the same, corrected by a dense first step of each group (anchored); nothing',
+                            choices=RESIDUALS, effect=ON_CONFIGURE)
     min_similarity: float = setting(0.6, 'a reference less similar than this is not used', low=0.0, high=1.0)
     action_similarity: float = setting(0.8, 'a reference less similar than this serves the Context Cache only; the '
                                        'Action Cache is the less forgiving of the two', low=0.0, high=1.0)
@@ -98,9 +97,10 @@ def check(name: str, value: Any) -> Any:
         if value not in meta['choices']:
             raise SettingsError(f'{name} must be one of {", ".join(meta["choices"])}, not {value!r}')
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind is int and value != int(value)):
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if number and not meta['low'] <= value <= meta['high']:  # so is NaN, which no comparison accepts
+        raise SettingsError(f'{name} must lie in [{meta["low"]}, {meta["high"]}], not {value!r}')
+    if not number or value != kind(value):
         raise SettingsError(f'{name} must be {"an integer" if kind is int else "a number"} in '
                             f'[{meta["low"]}, {meta["high"]}], not {value!r}')
-    if not math.isfinite(value) or not meta['low'] <= value <= meta['high']:
-        raise SettingsError(f'{name} must lie in [{meta["low"]}, {meta["high"]}], not {value!r}')
     return kind(value)

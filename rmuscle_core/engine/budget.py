@@ -63,4 +63,4 @@ def require_memory(budget: dict[str, int], slots: int, device: torch.device) -> 
         references = sum(size for item, size in budget.items() if item.startswith('references'))
         raise SettingsError(f'the model and {slots} reference slots need {budget["total"] / 1e9:.2f} GB, {device} has '
                             f'{free / 1e9:.2f} GB free; lower slots ({references / slots / 1e6:.0f} MB each), or '
-                            'set sketch_width or residual = call')
+                            'set sketch_width or residual = none')

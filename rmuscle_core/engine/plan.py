@@ -34,13 +34,13 @@ class CallPlan:
     @property
     def stored_residual(self) -> bool:
         """Whether the reference has to hold what its own dropped neurons contributed."""
-        return self.residual in ('anchored', 'reference')
+        return self.residual != 'none'
 
     def mean_neurons(self, total: int, steps: int, group_size: int) -> int:
         """Neurons evaluated per layer and step, averaged over the steps of a call."""
         if self.neurons is None:
             return total
-        dense = math.ceil(steps / group_size) if self.residual in ('anchored', 'call') else 0
+        dense = math.ceil(steps / group_size) if self.residual == 'anchored' else 0
         return round((dense * total + (steps - dense) * self.neurons) / steps)
 
 
@@ -72,10 +72,13 @@ def neuron_count(ratio: float, neurons: int) -> int:
 
 def plan_call(settings: Settings, config: ModelConfig, tokens: int, text: int) -> CallPlan:
     """What the settings ask of one call with T visual and P text rows, padded to a bucket or not, given a reference."""
-    text = bucket_of(text, config.prompt_length)
+    text, total = bucket_of(text, config.prompt_length), config.expert.mlp
     context, action = settings.mode in ('context', 'full'), settings.mode in ('action', 'full')
+    neurons = neuron_count(settings.neuron_ratio, total)
+    if neurons < total:  # a reference ranks no more than its mask holds
+        neurons = min(neurons, neuron_count(settings.mask_ratio, total))
     return CallPlan(tokens=token_count(settings.token_ratio, tokens, text) if context else None,
-                    neurons=neuron_count(settings.neuron_ratio, config.expert.mlp) if action else None,
+                    neurons=neurons if action else None,
                     residual=settings.residual if action else 'none')
 
 
@@ -86,4 +89,4 @@ def arena_shape(settings: Settings, config: ModelConfig, tokens: int) -> ArenaSh
                       groups=math.ceil(config.steps / settings.group_size), action_layers=config.expert.layers,
                       masked=neuron_count(settings.mask_ratio, config.expert.mlp),
                       suffix=config.suffix_rows, action_width=config.expert.width,
-                      with_residual=settings.residual in ('anchored', 'reference'))
+                      with_residual=settings.residual != 'none')

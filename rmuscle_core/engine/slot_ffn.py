@@ -35,8 +35,8 @@ class SlotContextFFN:
 class SlotNeuronFFN:
     """Action Cache for the reference in ``arena.slot`` at replay: ``neurons`` of its ranking, of ``total``, or all.
 
-    residual: as in NeuronFFN. One object serves one denoising, steps in order: 'anchored' and 'call' carry what the
-    first step of a group left for its others.
+    residual: as in NeuronFFN. One object serves one denoising, steps in order: 'anchored' carries what the first step of a
+    group left for its others.
 
     Since it only chooses, PackedExpert asks for the choice and folds norm and residual add into its kernels; after each
     layer it lets ``anchor`` look at the activations.
@@ -44,13 +44,13 @@ class SlotNeuronFFN:
 
     def __init__(self, arena: ReferenceArena, neurons: int, total: int, group_size: int, residual: str) -> None:
         self.arena, self.neurons, self.total, self.group_size = arena, neurons, total, group_size
-        self.residual, self.anchors = residual, neurons < total and residual in ('anchored', 'call')
+        self.residual, self.anchors = residual, neurons < total and residual == 'anchored'
         self._kept: torch.Tensor | None = None
         if self.anchors:
             shape = arena.shape
             # [step of the group, M, H, W]: what the others would have left out of step 0, then what each adds
-            self._added = arena.y.new_empty(min(group_size, shape.steps) if residual == 'anchored' else 1,
-                                            shape.action_layers, shape.suffix, shape.action_width)
+            self._added = arena.y.new_empty(min(group_size, shape.steps), shape.action_layers, shape.suffix,
+                                            shape.action_width)
 
     def __call__(self, x: torch.Tensor, mlp: PackedNeurons, layer: int, step: int = 0) -> torch.Tensor:
         y = mlp.chosen(x[0], *self.choice(layer, step))[None]
@@ -63,8 +63,7 @@ class SlotNeuronFFN:
         if self.neurons >= self.total or (self.anchors and since == 0):
             return None, None, None, None
         if self.anchors:  # the same whatever the slot
-            row = since if self.residual == 'anchored' else 0
-            residual = self._added[row, layer].expand(arena.slots, -1, -1)
+            residual = self._added[since, layer].expand(arena.slots, -1, -1)
         else:
             residual = arena.residual[:, step, layer] if self.residual == 'reference' else None
         return arena.neurons[:, group, layer], arena.slot, self.neurons, residual
@@ -80,7 +79,7 @@ class SlotNeuronFFN:
             ranked = self.arena.neurons[:, step // self.group_size, :, :self.neurons]
             self._kept = ranked.index_select(0, self.arena.slot)[0].long()
         mlp.left_out(self._kept[layer], self._added[0, layer])
-        if self.residual == 'anchored' and layer == self.arena.shape.action_layers - 1:
+        if layer == self.arena.shape.action_layers - 1:
             self._foretell(step, stop)
 
     def _foretell(self, step: int, stop: int) -> None:

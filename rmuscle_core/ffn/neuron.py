@@ -15,8 +15,8 @@ class NeuronFFN:
     """Expert FFN of one policy call on the neurons of the reference in ``arena.slot``.
 
     residual says what is added, row by row, for the neurons left out: 'reference', their contribution R in the
-    reference; 'call', their contribution at the first step of the group, which is evaluated densely; 'anchored', both:
-    that contribution, moved on by how R changed since; 'none' (the paper). See docs/concepts.md.
+    reference; 'anchored', their contribution at the first step of the group, which is evaluated densely, moved on by
+    how R changed since; 'none' (the paper). See docs/concepts.md.
 
     The weights of one mask are gathered once and serve every step of its group: gathering per step costs a
     quarter to two fifths of what the selection saves on a CPU. A CPU computes in float32 whatever the storage dtype,
@@ -39,7 +39,7 @@ class NeuronFFN:
         if self.neurons >= mlp.gate.out_features:  # nothing is dropped: the dense code path, bit for bit
             return mlp(x)
         index, (gate, up, down) = self._weights(mlp, step // self.group_size, layer)
-        if self.residual in ('anchored', 'call') and step % self.group_size == 0:
+        if self.residual == 'anchored' and step % self.group_size == 0:
             return self._anchored_step(x, mlp, layer, step, index, down)
         rows = x.to(gate.dtype)
         y = F.linear(F.gelu(F.linear(rows, gate), approximate='tanh') * F.linear(rows, up), down)
@@ -53,14 +53,10 @@ class NeuronFFN:
         a = mlp.activations(x)
         y = mlp.down(a)
         dropped = y - F.linear(a.index_select(-1, index).to(down.dtype), down).to(y.dtype)
-        if self.residual == 'anchored':
-            dropped = dropped - self.arena.residual[self.slot, step, layer]
-        self._anchor[layer] = dropped
+        self._anchor[layer] = dropped - self.arena.residual[self.slot, step, layer]
         return y
 
     def _dropped(self, layer: int, step: int) -> torch.Tensor:
-        if self.residual == 'call':
-            return self._anchor[layer]
         stored = self.arena.residual[self.slot, step, layer]
         return stored if self.residual == 'reference' else stored + self._anchor[layer]
 

@@ -153,7 +153,7 @@ def test_neurons_outside_the_mask_do_not_matter_without_residual(model, arena):
     assert torch.equal(act(model, prefix_of(8), DenseFFN(), Poisoned(arena, 6, GROUP, 'none')), before)
 
 
-@pytest.mark.parametrize(('residual', 'dense_steps'), [('anchored', {0, 2}), ('call', {0, 2}), ('reference', set()),
+@pytest.mark.parametrize(('residual', 'dense_steps'), [('anchored', {0, 2}), ('reference', set()),
                                                         ('none', set())])
 def test_the_first_step_of_a_group_is_dense_where_the_call_anchors_its_residual(model, arena, residual, dense_steps):
     expand(model, arena, 0, prefix_of(3))
@@ -169,16 +169,15 @@ def test_the_first_step_of_a_group_is_dense_where_the_call_anchors_its_residual(
     assert exact == dense_steps
 
 
-@pytest.mark.parametrize('residual', ['anchored', 'call'])
-def test_what_is_added_after_the_first_step_is_what_was_left_out_there(model, arena, residual):
+def test_what_is_added_after_the_first_step_is_what_was_left_out_there(model, arena):
     expand(model, arena, 0, prefix_of(3))
-    ffn, layer = NeuronFFN(arena, 6, GROUP, residual), 1
+    ffn, layer = NeuronFFN(arena, 6, GROUP, 'anchored'), 1
     mlp = model.expert.layers[layer].mlp
     x = torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         ffn(x, mlp, layer, 2)
         later = ffn(x, mlp, layer, 3)
-        moved = arena.residual[0, 3, layer] - arena.residual[0, 2, layer] if residual == 'anchored' else 0
+        moved = arena.residual[0, 3, layer] - arena.residual[0, 2, layer]
         torch.testing.assert_close(later, mlp(x) + moved, rtol=0, atol=1e-5)
 
 
