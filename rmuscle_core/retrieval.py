@@ -178,7 +178,8 @@ class _Group:
         visual = self._keys @ _unit(key).reshape(-1)
         steps = min(len(states), self._states.shape[1])
         known = self._known[:, -steps:]
-        difference = ((self._states[:, -steps:] - states[-steps:]) ** 2).mean(-1)
+        # in double precision, so that a joint far out of its range is far away and not an overflow
+        difference = ((self._states[:, -steps:] - states[-steps:].astype(np.float64)) ** 2).mean(-1)
         mean_square = (difference * known).sum(1) / known.sum(1)
         return visual, np.exp(-np.sqrt(mean_square))
 

@@ -25,6 +25,9 @@ def to_image(picture: np.ndarray, size: int, bar: float = -1.0) -> torch.Tensor:
 
     Bilinear without antialiasing, as LeRobot does it. Raises ObservationError for any other dtype or shape.
     """
+    if not isinstance(picture, np.ndarray):
+        raise ObservationError(f'a camera picture must be a numpy array, not {type(picture).__name__}; convert it '
+                               'before the policy call')
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or 0 in picture.shape:
         raise ObservationError(f'a camera picture must be uint8 [height, width, 3] RGB, not {picture.dtype} '
                                f'{list(picture.shape)}; convert it before the policy call')

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +83,7 @@ class Processor:
         views = self._checked_views(observation)
         bar, padded_prompt = COMPAT[self.compat]
         size = self.config.vision.image_size
-        normalized = self.state.normalize(state)
+        normalized = self._normalized(state)
         padded = np.zeros(self.config.padded_dim, np.float32)
         padded[:len(normalized)] = normalized
         return ModelInputs(
@@ -137,7 +138,11 @@ class Processor:
                         '(degrees or radians) and the joint order' for i in far if i not in self.state.narrow()]
 
     def _checked_state(self, observation: Observation) -> np.ndarray:
-        state = np.asarray(observation.state, np.float32)
+        try:
+            with np.errstate(over='ignore'):  # what float32 cannot hold is infinite, and refused below
+                state = np.asarray(observation.state, np.float32)
+        except (TypeError, ValueError) as error:
+            raise ObservationError(f'the state must be {self.config.state_dim} numbers ({error})') from error
         if state.shape != (self.config.state_dim,):
             raise ObservationError(f'the state must have {self.config.state_dim} values as in the checkpoint, found '
                                    f'shape {list(state.shape)}; check the joint names')
@@ -147,7 +152,19 @@ class Processor:
                                    'check the publisher of that joint')
         return state
 
+    def _normalized(self, state: np.ndarray) -> np.ndarray:
+        with np.errstate(over='ignore'):
+            normalized = self.state.normalize(state)
+        broken = np.flatnonzero(~np.isfinite(normalized))
+        if broken.size:
+            raise ObservationError(f'state dimension {broken[0]} is {state[broken[0]]:g}, which no joint reaches; '
+                                   'check the publisher of that joint')
+        return normalized
+
     def _checked_views(self, observation: Observation) -> tuple[str, ...]:
+        if not isinstance(observation.images, Mapping):
+            raise ObservationError('the pictures must be a mapping of camera names, not '
+                                   f'{type(observation.images).__name__}')
         unknown = sorted(set(observation.images) - set(self.config.cameras))
         if unknown:
             raise ObservationError(f'camera {unknown[0]!r} is not one the checkpoint has '

@@ -184,3 +184,10 @@ def test_key_keeps_similarity_and_accepts_any_number_of_tokens():
     assert cosines[0] > 0.95 and abs(cosines[1]) < 0.3
     assert make_key(torch.randn(21, 8), ('a', 'b', 'c')).shape == (3, 8)
     assert make_key(one.bfloat16(), ('a',)).shape == (1, 256)
+
+
+@pytest.mark.parametrize('far', [1e20, 1e38])
+def test_a_joint_far_out_of_range_makes_a_call_dissimilar_and_nothing_else(far):
+    key, states = query(2, 4)
+    match = Retriever(INDEX, Settings()).nearest(key, np.full_like(states, far), 'stack', VIEWS)
+    assert match.state == 0 and match.id == ReferenceId('stack', 'e2', 4)

@@ -122,6 +122,12 @@ def test_views_come_in_checkpoint_order(written):
     ({'state': np.zeros(7, np.float32)}, '8'),
     ({'state': np.array([0, 0, np.nan, 0, 0, 0, 0, 0], np.float32)}, 'dimension 2'),
     ({'state': np.array([0, 0, 0, np.inf, 0, 0, 0, 0], np.float32)}, 'dimension 3'),
+    ({'state': np.full(8, 1e300)}, 'dimension 0'),
+    ({'state': np.full(8, 3e38, np.float32)}, 'dimension 0'),  # finite, but not once it is normalised
+    ({'state': ['a'] * 8}, '8 numbers'),
+    ({'images': None}, 'NoneType'),
+    ({'images': {'base_0_rgb': None}}, 'base_0_rgb'),
+    ({'images': {'base_0_rgb': [[0, 0, 0]]}}, 'list'),
     ({'prompt': None}, 'NoneType'),
 ])
 def test_an_observation_that_does_not_fit_is_refused_by_name(written, changes, named):
