@@ -70,14 +70,14 @@ class EpisodeLibrary:
     def create(cls, path: str | Path, fingerprint: Mapping[str, str]) -> EpisodeLibrary:
         """Make an empty library; raises LibraryError when there is one already or the place cannot be written."""
         path = Path(path)
-        if (path / 'library.json').exists():
+        if _present(path):
             raise LibraryError(f'there is a library in {path} already; open it, or choose another folder')
         content = {'format': FORMAT, 'version': VERSION, 'fingerprint': dict(fingerprint)}
         try:
             path.mkdir(parents=True, exist_ok=True)
             with appearing(path / 'library.json') as temporary:
                 temporary.write_text(json.dumps(content, indent=2) + '\n')
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise LibraryError(f'the library {path} cannot be created ({error}); choose a folder that can be written'
                                ) from error
         return cls(path, fingerprint, set_aside=True)
@@ -110,7 +110,13 @@ class EpisodeLibrary:
     @classmethod
     def open_or_create(cls, path: str | Path, fingerprint: Mapping[str, str]) -> EpisodeLibrary:
         """Open the library in ``path``, or make an empty one where there is none."""
-        return (cls.open if (Path(path) / 'library.json').exists() else cls.create)(path, fingerprint)
+        if not _present(Path(path)):
+            try:
+                return cls.create(path, fingerprint)
+            except LibraryError:
+                if not _present(Path(path)):  # else another process was faster
+                    raise
+        return cls.open(path, fingerprint)
 
     @property
     def episodes(self) -> list[StoredEpisode]:
@@ -205,6 +211,13 @@ class EpisodeLibrary:
                 os.replace(path, path.with_name(path.name + '.bad'))
             except OSError as failure:  # read-only media: the report is all that can be done
                 self.problems.append(f'{path} could not be moved aside ({failure}); move it out of the library')
+
+
+def _present(path: Path) -> bool:
+    try:
+        return (path / 'library.json').exists()
+    except OSError as error:  # a folder on the way may not be looked into, or a name is too long
+        raise LibraryError(f'the library {path} cannot be reached ({error}); choose another folder') from error
 
 
 def _check_widths(path: Path, keys: list[np.ndarray], states: list[np.ndarray], first: StoredEpisode | None) -> None:

@@ -134,3 +134,21 @@ def test_one_thread_adds_while_another_loads(library, shelf):
     done.set()
     reader.join()
     assert failures == [] and library.problems == [] and len(library.index().ids) == 24
+
+
+@pytest.mark.parametrize('name', ['n' * 300, 'nul\0', 'file', 'file/inside'])
+def test_a_place_that_cannot_hold_a_library_is_refused(tmp_path, shelf, name):
+    (tmp_path / 'file').touch()
+    with pytest.raises(LibraryError, match='folder'):
+        EpisodeLibrary.open_or_create(tmp_path / name, shelf.fingerprint)
+
+
+def test_a_library_that_another_process_creates_meanwhile_is_opened(tmp_path, shelf, monkeypatch):
+    create = EpisodeLibrary.create
+
+    def overtaken(path, fingerprint):
+        create(path, fingerprint).add_episode('stack', shelf.references(), success=True)
+        return create(path, fingerprint)
+
+    monkeypatch.setattr(EpisodeLibrary, 'create', overtaken)
+    assert EpisodeLibrary.open_or_create(tmp_path / 'library', shelf.fingerprint).tasks() == ['stack']
