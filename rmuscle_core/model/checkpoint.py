@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from rmuscle_core.errors import CheckpointError
+from rmuscle_core.errors import CheckpointError, SettingsError
 from rmuscle_core.model.checkpoint_config import WEIGHTS, config_json, load_config
 from rmuscle_core.model.layout import EMBEDDING, LANGUAGE_HEAD, canonical, is_dead, tensor_views
 from rmuscle_core.model.quantized import quantize_ffns, require_fp8
@@ -27,19 +27,20 @@ def load_model(directory: str | Path, device: torch.device | str = 'cpu', dtype:
     """Load a pi0 / pi0.5 checkpoint, frozen and in eval mode, tensor by tensor straight to its place.
 
     dtype, rounded_rope: None follows config.json (see ModelConfig). weight_dtype: 'fp8' quantises each FFN after all
-    are read. Raises CheckpointError that names every missing,
-    unexpected or misshapen tensor; nothing is ever left at random values.
+    are read. Raises CheckpointError that names every missing, unexpected or misshapen tensor; nothing is ever left at
+    random values. Raises SettingsError for a device that is not here.
     """
+    device = _checked_device(device)
     config = replace(load_config(directory), numerics=numerics)
     if dtype is not None:
         config = replace(config, dtype=dtype)
     if rounded_rope is not None:
         config = replace(config, rounded_rope=rounded_rope)
     if weight_dtype == 'fp8':
-        require_fp8(torch.device(device))
+        require_fp8(device)
     with torch.device('meta'):
         model = VLA(config)
-    _check_memory(model, torch.device(device))
+    _check_memory(model, device)
     model.to_empty(device=device)
     model.make_tables()
     _read_weights(Path(directory) / WEIGHTS, model, device)
@@ -88,6 +89,18 @@ def _read_weights(path: Path, model: VLA, device: torch.device | str) -> None:
                                       'or later, or download it again')
         for name, view in views.items():
             view.copy_(weights.get_tensor(stored[name]))
+
+
+def _checked_device(device: torch.device | str) -> torch.device:
+    try:
+        found = torch.device(device)
+    except RuntimeError:  # its text lists every backend of torch
+        found = None
+    if found is None or not (found.type == 'cpu' or
+                             (found.type == 'cuda' and (found.index or 0) < torch.cuda.device_count())):
+        here = ['cpu', *(f'cuda:{index}' for index in range(torch.cuda.device_count()))]
+        raise SettingsError(f'device must be one of {", ".join(here)} on this machine, not {str(device)!r}')
+    return found
 
 
 def _check_memory(model: VLA, device: torch.device) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rmuscle_core.errors import CheckpointError
+from rmuscle_core.errors import CheckpointError, SettingsError
 from rmuscle_core.model import (
     VLA,
     ModelConfig,
@@ -176,3 +176,9 @@ def test_names_shapes_and_dtypes_of_the_real_models(parity, kind):
         size = tuple(int(n) for n in shape.split(',') if n)
         theirs |= {name.replace('.N.', f'.{i}.'): (size, f'torch.{dtype}') for i in range(int(count))}
     assert ours == {name: value for name, value in theirs.items() if not is_dead(name, 18)}
+
+
+@pytest.mark.parametrize('device', ['', 'gpu', 'meta', 'mps', 'cuda:99'])
+def test_a_device_that_is_not_here_is_refused(parity, device):
+    with pytest.raises(SettingsError, match='cpu'):
+        load_model(parity / 'tiny_pi05_float32', device=device)
