@@ -38,6 +38,7 @@ def test_an_integer_serves_as_a_number():
 @pytest.mark.parametrize(('name', 'value'), [
     ('token_ratio', 1.01), ('token_ratio', -0.1), ('token_ratio', math.nan), ('token_ratio', math.inf),
     ('token_ratio', 'half'), ('token_ratio', True), ('slots', 2.5), ('slots', 0), ('mode', 'both'),
+    ('slots', math.nan), ('slots', math.inf), ('slots', 10**400), ('token_ratio', 10**400), ('mode', ['full']),
     ('profile', 'turbo'), ('speed', 1)])
 def test_a_refusal_names_the_setting_and_the_value(name, value):
     with pytest.raises(SettingsError) as refusal:
