@@ -74,6 +74,7 @@ def run_episodes(cell: WorkCell, policy: MusclePolicy, seeds: Sequence[int], exe
     if not 1 <= execute <= policy.config.chunk_size:
         raise ObservationError(f'a chunk has {policy.config.chunk_size} commands, {execute} of it cannot be executed; '
                                f'choose 1 to {policy.config.chunk_size}')
+    policy.execute_steps = execute  # so that it looks ahead to where this many commands lead
     cell.reset(seeds[0])
     shown = cell.images() if frozen else None
     episodes = []
