@@ -26,7 +26,11 @@ def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
 
     The node closes before ROS shuts down, so that a last message (hold) still goes out; hence our own signal handling.
     """
+    signalled = False
+
     def interrupt(signum: int, _frame: Any) -> None:
+        nonlocal signalled
+        signalled = True
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not cut the teardown short
         raise Interrupted
@@ -38,12 +42,16 @@ def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
             signal.signal(number, interrupt)
         node = make_node()
         executor.add_node(node)
-        while rclpy.ok() and not node.fatal:
+        while rclpy.ok() and not node.fatal and not signalled:
             executor.spin_once(timeout_sec=0.1)
         return 1 if node.fatal else 0
     except (Interrupted, ExternalShutdownException):
         return 0
-    except RMuscleError as error:
+    except Exception as error:
+        if signalled:  # rclpy turns what a handler raises inside take_message into a RuntimeError
+            return 0
+        if not isinstance(error, RMuscleError):
+            raise
         print(error, file=sys.stderr)
         return 2
     finally:

@@ -52,6 +52,30 @@ def make():
 raise SystemExit(run(make))
 """
 
+HIDING = """
+import signal
+from rclpy.node import Node
+from rmuscle_ros.spin import run
+
+class Hiding(Node):
+    fatal = False
+
+    def __init__(self):
+        super().__init__('hiding')
+        self.create_timer(0.01, self.hide)
+
+    def hide(self):
+        try:
+            signal.raise_signal(signal.{number})
+        except KeyboardInterrupt:
+            {then}
+
+    def close(self):
+        print('closed', flush=True)
+
+raise SystemExit(run(Hiding))
+"""
+
 
 class Child:
     """A process whose lines are read as they come."""
@@ -92,6 +116,14 @@ def test_interrupt_ends_cleanly_in_any_state(make_bench, state, word, number):
     robot.until(lambda: (robot.send(), word in child.lines)[1], word, timeout_s=30)
     code, errors = child.ends(number)
     assert code == 0 and 'Traceback' not in errors, errors
+
+
+@pytest.mark.parametrize('number', ['SIGINT', 'SIGTERM'])
+@pytest.mark.parametrize('then', ['pass', 'raise RuntimeError', 'raise ValueError("from C++")'])
+def test_a_signal_that_another_layer_hides_ends_cleanly_too(number, then):
+    child = Child('-c', HIDING.format(number=number, then=then))
+    code, errors = child.ends()
+    assert (code, child.lines) == (0, ['closed']) and 'Traceback' not in errors, errors
 
 
 def test_bad_parameter_is_one_line_and_exit_code_2():
