@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from rmuscle_core.errors import EpisodeError
+from rmuscle_core.errors import EpisodeError, LibraryError
 from rmuscle_core.ffn import Interrupted
 from rmuscle_core.library import ReferenceId
 
@@ -69,13 +69,18 @@ class Reconstructor:
                 self._changed.notify_all()
 
     def submit(self, job: Callable[[Callable[[], None]], object]) -> Future:
-        """Queue ``job(checkpoint)``; its checkpoint waits while a policy call runs. Done before expansions."""
+        """Queue ``job(checkpoint)``; its checkpoint waits while a policy call runs. Done before expansions.
+
+        The future holds the job's result or exception; a LibraryError for a job that ``close`` left undone.
+        """
         future: Future = Future()
         with self._changed:
-            if self._closed:
-                raise RuntimeError('the reconstructor is closed')
-            self._jobs.append((future, job))
-            self._changed.notify_all()
+            closed = self._closed
+            if not closed:
+                self._jobs.append((future, job))
+                self._changed.notify_all()
+        if closed:
+            _left_undone(future)
         return future
 
     def wait_idle(self, timeout_s: float | None = None) -> bool:
@@ -87,10 +92,12 @@ class Reconstructor:
         """Stop at the next layer boundary and join; False if the thread is still in a layer after the timeout."""
         with self._changed:
             self._closed, self._wanted = True, []
-            for future, _ in self._jobs:
-                future.cancel()
+            undone = [future for future, _ in self._jobs]
             self._jobs.clear()
             self._changed.notify_all()
+        for future in undone:
+            if future.set_running_or_notify_cancel():
+                _left_undone(future)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -137,6 +144,8 @@ class Reconstructor:
             return
         try:
             future.set_result(job(self._wait_for_call))
+        except Interrupted:
+            _left_undone(future)
         except BaseException as error:  # noqa: BLE001 - reported to whoever waits for the future
             future.set_exception(error)
 
@@ -149,3 +158,8 @@ class Reconstructor:
             self._changed.wait_for(lambda: self._closed or not self._calls)
             if self._closed:
                 raise Interrupted
+
+
+def _left_undone(future: Future) -> None:
+    future.set_exception(LibraryError('the policy was closed before this was done, and nothing of it was written; save '
+                                      'an episode before closing'))

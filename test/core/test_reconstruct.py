@@ -3,6 +3,7 @@ import threading
 
 import pytest
 
+from rmuscle_core.errors import LibraryError
 from rmuscle_core.library import ReferenceId
 from rmuscle_core.reconstruct import Reconstructor
 
@@ -151,3 +152,23 @@ def test_close_joins_in_the_middle_of_an_expansion(start):
     layers.proceed.release()
     assert reconstructor.close(WAIT_S)
     assert layers.done == [] or layers.begun == IDS[:1]
+
+
+def test_what_close_leaves_undone_says_so(start):
+    begun, go = threading.Event(), threading.Event()
+
+    def job(checkpoint):
+        begun.set()
+        assert go.wait(WAIT_S)
+        while True:
+            checkpoint()
+
+    reconstructor = start(expand_all([]))
+    futures = [reconstructor.submit(job), reconstructor.submit(job)]
+    assert begun.wait(WAIT_S)
+    assert not reconstructor.close(0.0)
+    go.set()
+    assert reconstructor.close(WAIT_S)
+    for future in (*futures, reconstructor.submit(job)):  # under way, waiting, and too late
+        with pytest.raises(LibraryError, match='closed'):
+            future.result(WAIT_S)
