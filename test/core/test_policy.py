@@ -13,7 +13,7 @@ from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.ffn import RecordFFN
 from rmuscle_core.library import ReferenceId
 from rmuscle_core.policy import MusclePolicy, task_of
-from rmuscle_core.settings import Settings
+from rmuscle_core.settings import RESIDUALS, Settings
 
 PROMPT = 'lift the cube'
 OPEN = Settings().with_values(token_ratio=0.5, neuron_ratio=0.5, min_similarity=0.0, action_similarity=0.0,
@@ -275,3 +275,14 @@ def test_a_prompt_names_its_task(prompt, task):
 def test_long_prompts_keep_different_names_that_fit_a_file_name():
     a, b = task_of('word ' * 100 + 'left'), task_of('word ' * 100 + 'right')
     assert a != b and len(a) <= 64 and ReferenceId(a, 'episode', 0)
+
+
+@pytest.mark.parametrize('residual', RESIDUALS)
+@pytest.mark.parametrize(('asked', 'mask', 'share'), [(0.9, 0.75, 0.75), (0.5, 0.25, 0.25), (1.0, 0.25, 1.0)])
+def test_a_call_evaluates_no_more_neurons_than_a_reference_ranks_unless_it_asks_for_all(load, look, residual, asked,
+                                                                                         mask, share):
+    policy = load(OPEN.with_values(residual=residual, neuron_ratio=asked, mask_ratio=mask, group_size=3))
+    _, chunk = run(policy, [look(1, 0), look(1, 1)])
+    dense_steps = 2 if residual == 'anchored' else 0  # the first of each group
+    assert chunk.report.path == 'previous_call' and np.isfinite(chunk.actions).all()
+    assert chunk.report.neurons_evaluated == round((dense_steps + (4 - dense_steps) * share) / 4 * chunk.report.neurons)
