@@ -55,15 +55,17 @@ def record_library(session: Session, wanted: int) -> None:
                            'see out/demo/policy_node.log')
 
 
-def run_mode(session: Session, mode: str, seeds: range) -> list[Run]:
-    """Run the episodes of these seeds at real-time speed in one mode."""
-    session.set('policy_node', mode=mode)
+def run_pairs(session: Session, seeds: range) -> tuple[list[Run], list[Run]]:
+    """Run each seed dense and cached at real-time speed, one after the other, so that the machine's drift hits both."""
     session.set('cell_node', real_time_factor=1.0)
-    runs = []
+    runs: dict[str, list[Run]] = {'dense': [], 'full': []}
     for seed in seeds:
-        runs.append(session.run_episode(seed))
-        say(f'{mode}: seed {seed} {"succeeded" if runs[-1].success else "failed"} after {len(runs[-1].calls)} calls')
-    return runs
+        for mode, done in runs.items():
+            session.set('policy_node', mode=mode)
+            run = session.run_episode(seed)
+            done.append(run)
+            say(f'{mode}: seed {seed} {"succeeded" if run.success else "failed"} after {len(run.calls)} calls')
+    return runs['dense'], runs['full']
 
 
 def print_table(summary: dict) -> None:
@@ -104,7 +106,7 @@ def run_demo(args: argparse.Namespace) -> None:
                       '-p', f'library:={library}', '-p', f'profile:={args.profile}')
         session.activate()
         record_library(session, args.library_episodes)
-        dense, cached = (run_mode(session, mode, seeds) for mode in ('dense', 'full'))
+        dense, cached = run_pairs(session, seeds)
     node.destroy_node()
     say('comparing every cached call with a dense one on the same observation')
     difference, picture = compare(args.checkpoint, library, cell['prompt'], cached, settings)
