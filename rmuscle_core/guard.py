@@ -148,4 +148,4 @@ def check_trajectory(trajectory: Trajectory, joint_names: tuple[str, ...], now_n
     if broken is None and trajectory.velocities is not None and np.any(trajectory.velocities[-1]):
         broken = 'the last velocity is not zero'
     if broken is not None:
-        raise ChunkRefused('malformed', f'the trajectory is not fit to be sent: {broken}')
+        raise ChunkRefused('malformed', f'the trajectory is not fit to be sent: {broken}; it is dropped')

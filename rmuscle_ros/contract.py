@@ -42,7 +42,7 @@ def check_contract(config: Any, options: NodeSettings) -> Contract:
                             f'{", ".join(config.cameras)})')
     if options.execute_steps > config.chunk_size:
         raise SettingsError(f'execute_steps is {options.execute_steps}, but a chunk of this checkpoint has '
-                            f'{config.chunk_size} steps')
+                            f'{config.chunk_size} steps; choose at most that, or 0 for its own {config.execute_steps}')
     return Contract(joints, tuple(c for c in config.cameras if c in fed and c not in masked),
                     tuple(c for c in fed if c not in config.cameras), options.execute_steps or config.execute_steps)
 

@@ -70,7 +70,7 @@ def _pixels(message: Any, topic: str) -> np.ndarray:
                                'camera driver')
     if depth == 2 and width % 2:
         raise ObservationError(f'{topic}: width {width} of a {encoding} image is odd, but its pixels share colour '
-                               'in pairs')
+                               'in pairs; choose another size or encoding in the camera driver')
     rows = data.reshape(height, step)[:, :width * depth]
     return rows.reshape(height, width, depth)
 

@@ -35,8 +35,8 @@ class SlotContextFFN:
 class SlotNeuronFFN:
     """Action Cache for the reference in ``arena.slot`` at replay: ``neurons`` of its ranking, of ``total``, or all.
 
-    residual: as in NeuronFFN. One object serves one denoising, steps in order: 'anchored' carries what the first step of a
-    group left for its others.
+    residual: as in NeuronFFN. One object serves one denoising, steps in order: 'anchored' carries what the first step
+    of a group left for its others.
 
     Since it only chooses, PackedExpert asks for the choice and folds norm and residual add into its kernels; after each
     layer it lets ``anchor`` look at the activations.

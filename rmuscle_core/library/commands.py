@@ -52,7 +52,8 @@ def run_build(args: argparse.Namespace) -> int:
             for episode in recording:
                 progress.advance(bar)
                 if not episode.observations:
-                    raise EpisodeError(f'episode {episode.name} of {args.episodes} has no observations')
+                    raise EpisodeError(f'episode {episode.name} of {args.episodes} has no observations; '
+                                       'remove it from the recording')
                 task = task_of(episode.observations[0].prompt)
                 if (task, episode.name) not in known:
                     references = policy.record_references(episode.observations, task, episode.name)

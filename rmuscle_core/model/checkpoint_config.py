@@ -175,4 +175,5 @@ def _check_sizes(raw: Mapping[str, Any], config: ModelConfig, path: Path) -> Non
                                   'files do not belong together')
     if config.action_dim > config.padded_dim or not 1 <= config.execute_steps <= config.chunk_size:
         raise CheckpointError(f'{path}: expected at most {config.padded_dim} action dimensions and n_action_steps in '
-                              f'[1, {config.chunk_size}], found {config.action_dim} and {config.execute_steps}')
+                              f'[1, {config.chunk_size}], found {config.action_dim} and {config.execute_steps}; '
+                              'correct the key or export the checkpoint again')

@@ -120,7 +120,8 @@ class Session:
         arrived = self._spin_until(lambda: len(self._complete() - known) >= result['calls'], 5.0)
         if not arrived:
             raise RMuscleError(f'of {result["calls"]} policy calls with seed {seed} only '
-                               f'{len(self._complete() - known)} were seen on the topics; the machine may be too busy, so try again')
+                               f'{len(self._complete() - known)} were seen on the topics; the machine may be too '
+                               'busy, so try again')
         return Run(result, [self._call(number) for number in sorted(self._complete() - known)])
 
     def save_episode(self) -> None:
