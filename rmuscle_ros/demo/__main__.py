@@ -56,7 +56,7 @@ def record_library(session: Session, wanted: int) -> None:
 
 
 def run_pairs(session: Session, seeds: range) -> tuple[list[Run], list[Run]]:
-    """Run each seed dense and cached at real-time speed, one after the other, so that the machine's drift hits both."""
+    """Run each seed at real-time speed, dense and then cached, so that the machine's drift hits both."""
     session.set('cell_node', real_time_factor=1.0)
     runs: dict[str, list[Run]] = {'dense': [], 'full': []}
     for seed in seeds:
