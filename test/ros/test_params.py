@@ -7,7 +7,7 @@ import pytest
 from rcl_interfaces.srv import DescribeParameters
 
 from rmuscle_core.errors import SettingsError
-from rmuscle_core.settings import rows
+from rmuscle_core.settings import PROFILES, rows
 from rmuscle_ros.node import PolicyNode
 from rmuscle_ros.params import NodeSettings
 
@@ -67,11 +67,12 @@ def test_ratio_set_live_counts_from_the_next_call(bench):
     bench.activate()
     bench.send()
     bench.until(lambda: bench.statuses, 'the first call')
-    result, = bench.set(token_ratio=0.25)
+    result, = bench.set(token_ratio=0.125)
     assert result.successful, result.reason
     bench.until(lambda: (bench.send(), len(bench.statuses) > 1)[1], 'the second call')
-    assert [s.token_ratio for s in bench.policy.used[:2]] == [0.5, 0.25]
-    assert [s.token_ratio for s in bench.statuses[:2]] == [0.5, 0.25]
+    before, _ = PROFILES['default']
+    assert [s.token_ratio for s in bench.policy.used[:2]] == [before, 0.125]
+    assert [s.token_ratio for s in bench.statuses[:2]] == [before, 0.125]
     assert [v.string_value for v in bench.get('profile')] == ['custom']
 
 
@@ -79,8 +80,9 @@ def test_integer_for_a_double_and_linked_profile(bench):
     assert bench.set(token_ratio=1)[0].successful
     assert bench.set(profile='fast')[0].successful
     profile, token, neuron = bench.get('profile', 'token_ratio', 'neuron_ratio')
-    assert (profile.string_value, token.double_value, neuron.double_value) == ('fast', 0.35, 0.35)
-    assert (bench.node._params.settings.token_ratio, bench.node._params.settings.profile) == (0.35, 'fast')
+    assert (profile.string_value, token.double_value, neuron.double_value) == ('fast', *PROFILES['fast'])
+    assert (bench.node._params.settings.token_ratio, bench.node._params.settings.profile) == (
+        PROFILES['fast'][0], 'fast')
 
 
 @pytest.mark.parametrize(('name', 'value', 'reason'), [

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rmuscle_core.settings import Settings
+from rmuscle_core.settings import PROFILES, Settings
 from rmuscle_ros.params import NodeSettings
 
 ROOT = Path(__file__).parents[2]
@@ -132,15 +132,16 @@ def test_bad_parameter_is_one_line_and_exit_code_2():
     assert code == 2 and len(lines) == 1 and 'control_rate_hz' in lines[0] and 'fast' in lines[0], errors
 
 
-@pytest.mark.parametrize(('profile', 'ratio'), [('default', 0.5), ('fast', 0.35), ('slow', 0.8)])
-def test_shipped_profiles_reach_the_node_in_any_namespace(ros_context, profile, ratio):
+@pytest.mark.parametrize('profile', PROFILES)
+def test_shipped_profiles_reach_the_node_in_any_namespace(ros_context, profile):
     from rmuscle_ros.node import PolicyNode
     arguments = ['--ros-args']
     for name in ('default', profile):
         arguments += ['--params-file', str(ROOT / 'config' / f'{name}.yaml')]
     node = PolicyNode(namespace='/cell_a', cli_args=arguments)
     try:
-        assert node.get_parameter('token_ratio').value == ratio and node.get_parameter('profile').value == profile
+        ratios = tuple(node.get_parameter(name).value for name in ('token_ratio', 'neuron_ratio'))
+        assert ratios == PROFILES[profile] and node.get_parameter('profile').value == profile
     finally:
         node.close()
         node.destroy_node()
