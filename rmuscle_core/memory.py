@@ -63,6 +63,9 @@ class MuscleMemory:
         """Choose among ready references: the library's, then the previous call, then none (dense)."""
         if settings.mode == 'dense' or settings.reference_source == 'none':
             return Recall('dense', f'mode is {settings.mode}, reference_source is {settings.reference_source}')
+        config = self.engine.model.config
+        if len(query.views) * config.vision.tokens != self.engine.arena.shape.tokens:
+            return Recall('dense', f'the call has only camera {", ".join(query.views)}, references have more')
         self.retriever.settings = settings
         ready = self.working_set.ready()
         own = {r.id for r in self.episode}

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +19,13 @@ import torch
 from rmuscle_core.engine.build import build_engine
 from rmuscle_core.engine.eager import Embedded
 from rmuscle_core.engine.plan import CallPlan, neuron_count, plan_call
-from rmuscle_core.errors import LibraryError
+from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.foresight import Foresight
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId, fingerprint
 from rmuscle_core.memory import MuscleMemory, Query, Recall, make_reference, rank
 from rmuscle_core.model import VLA, ModelConfig, load_model
 from rmuscle_core.observation import ActionChunk, CallReport, Observation
-from rmuscle_core.processing import Processor
+from rmuscle_core.processing import ModelInputs, Processor
 from rmuscle_core.retrieval import Match, make_key
 from rmuscle_core.settings import Settings
 from rmuscle_core.working_set import Reading
@@ -46,10 +46,11 @@ class MusclePolicy:
     """
 
     def __init__(self, model: VLA, processor: Processor, settings: Settings | None = None,
-                 library: EpisodeLibrary | None = None) -> None:
+                 library: EpisodeLibrary | None = None, cameras: Collection[str] | None = None) -> None:
         self.settings = settings or Settings()
         self.model, self.config, self.processor, self.library = model, model.config, processor, library
-        self.engine = build_engine(model, self.settings, len(self.config.cameras))
+        self.cameras = tuple(c for c in self.config.cameras if cameras is None or c in cameras)
+        self.engine = build_engine(model, self.settings, len(self.cameras))
         self.memory = MuscleMemory(self.engine, self.settings, library)
         self.served = {'library': 0, 'previous_call': 0, 'dense': 0}
         self._states: deque[np.ndarray] = deque(maxlen=self.settings.history)
@@ -61,9 +62,12 @@ class MusclePolicy:
 
     @classmethod
     def load(cls, checkpoint: str | Path, settings: Settings | None = None, library: str | Path | None = None,
-             device: str = 'cpu', need_library: bool = False) -> MusclePolicy:
+             device: str = 'cpu', need_library: bool = False,
+             cameras: Collection[str] | None = None) -> MusclePolicy:
         """Read a LeRobot-format checkpoint directory and, if given, open (or create) the library made with it.
 
+        cameras: those of the checkpoint that this robot has, None for all. References are calls with just these; a
+        call with fewer runs dense.
         Raises CheckpointError when there is no policy to run. A library that cannot be used (foreign, unreadable) is
         left alone and reported in ``problems``, and calls run without it; with need_library it raises LibraryError.
         """
@@ -83,7 +87,7 @@ class MusclePolicy:
                     raise
                 problem = f'calls run without a library: {error}'
                 log.warning(problem)
-        policy = cls(model, processor, settings, opened)
+        policy = cls(model, processor, settings, opened, cameras)
         policy._library_problem = problem
         return policy
 
@@ -100,7 +104,7 @@ class MusclePolicy:
         """
         settings, watch = self.settings, Stopwatch()
         with self.memory.reconstructor.policy_call():
-            inputs = self.processor.encode(observation)
+            inputs = self._encode(observation)
             if not self._states:  # an episode's first call
                 self._warn(self.processor.doubts(observation.state))
             watch.lap('process')
@@ -133,9 +137,9 @@ class MusclePolicy:
     def warm_up(self, prompt: str) -> None:
         """Run one dense call on a blank observation, then expand what an episode may start with; blocks."""
         side = self.config.vision.image_size
-        blank = Observation({camera: np.zeros((side, side, 3), np.uint8) for camera in self.config.cameras},
+        blank = Observation({camera: np.zeros((side, side, 3), np.uint8) for camera in self.cameras},
                             self.processor.neutral_state(), prompt)
-        embedded = self.engine.embed(self.processor.encode(blank))
+        embedded = self.engine.embed(self._encode(blank))
         self.engine.act(embedded, CallPlan(), None)
         self.engine.prepare(self.settings, embedded.text)
         self.reset_episode(prompt)
@@ -148,7 +152,7 @@ class MusclePolicy:
     def reset_episode(self, prompt: str) -> None:
         """Forget the running episode and prepare for the first call of the next one; does not block."""
         self._forget()
-        self.memory.begin_episode(task_of(prompt), self.config.cameras, self.settings)
+        self.memory.begin_episode(task_of(prompt), self.cameras, self.settings)
 
     def save_episode(self, success: bool = True) -> Future[Path]:
         """Write the running episode to the library off this thread; the future holds the file or a LibraryError."""
@@ -159,7 +163,7 @@ class MusclePolicy:
         self._forget()
         references = []
         for number, observation in enumerate(observations):
-            embedded = self.engine.embed(self.processor.encode(observation))
+            embedded = self.engine.embed(self._encode(observation))
             query = self._query(embedded, observation)
             actions, _ = self.engine.act(embedded, CallPlan(), None)
             reference = make_reference(ReferenceId(task, episode, number), query, embedded.visual,
@@ -179,6 +183,14 @@ class MusclePolicy:
     def close(self) -> bool:
         """Stop the reconstruct thread; True if it has ended."""
         return self.memory.reconstructor.close()
+
+    def _encode(self, observation: Observation) -> ModelInputs:
+        inputs = self.processor.encode(observation)
+        other = [view for view in inputs.views if view not in self.cameras]
+        if other:
+            raise ObservationError(f'camera {other[0]!r} is not among those this policy was loaded for '
+                                   f'({", ".join(self.cameras)}); load it with that camera, or leave the picture out')
+        return inputs
 
     def _warn(self, doubts: list[str]) -> None:
         for doubt in doubts:

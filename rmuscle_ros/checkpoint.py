@@ -12,11 +12,11 @@ def load_config(checkpoint: str) -> Any:
     return load(checkpoint)
 
 
-def load_policy(checkpoint: str, settings: Any, library: str | None, device: str) -> Any:
+def load_policy(checkpoint: str, settings: Any, library: str | None, device: str, cameras: tuple[str, ...]) -> Any:
     """Load a MusclePolicy; "auto" takes a CUDA device where there is one."""
     import torch
 
     from rmuscle_core.policy import MusclePolicy
     if device == 'auto':
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    return MusclePolicy.load(checkpoint, settings, library=library, device=device)
+    return MusclePolicy.load(checkpoint, settings, library=library, device=device, cameras=cameras)

@@ -86,7 +86,7 @@ class PolicyNode(RetryableLifecycleNode):
         contract = check_contract(self._load_config(options.checkpoint), options)
         try:
             self._policy = self._make_policy(options.checkpoint, self._params.settings, options.library or None,
-                                             options.device)
+                                             options.device, contract.cameras)
             self._policy.execute_steps = contract.execute_steps
             self._policy.warm_up(options.prompt)
             self._connect(contract)

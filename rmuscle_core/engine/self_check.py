@@ -29,7 +29,7 @@ def disagreement(engine: EagerEngine | GraphEngine, model: VLA) -> str:
     Compared are a dense call and a call that reuses as much as the settings allow from a reference made of the same
     observation, which must give the dense result again. Leaves the arena's first slot overwritten.
     """
-    inputs = _inputs(model)
+    inputs = _inputs(model, engine.arena.shape.tokens // model.config.vision.tokens)
     images, ids = (x.to(engine.device) for x in (inputs.images, inputs.token_ids))
     visual = model.embed_images(images).flatten(0, 1)
     prefix = torch.cat([visual, model.embed_prompt(ids).to(visual.dtype)])[None]
@@ -53,12 +53,12 @@ def disagreement(engine: EagerEngine | GraphEngine, model: VLA) -> str:
     return ''
 
 
-def _inputs(model: VLA) -> ModelInputs:
+def _inputs(model: VLA, views: int) -> ModelInputs:
     config, generator = model.config, torch.Generator().manual_seed(0)
     side = config.vision.image_size
-    images = torch.rand(len(config.cameras), 3, side, side, generator=generator) * 2 - 1
+    images = torch.rand(views, 3, side, side, generator=generator) * 2 - 1
     ids = torch.randint(3, config.vocab, (min(TEXT, config.prompt_length),), generator=generator)
-    return ModelInputs(images, config.cameras, ids, torch.zeros(config.padded_dim),
+    return ModelInputs(images, config.cameras[:views], ids, torch.zeros(config.padded_dim),
                        np.zeros(config.state_dim, np.float32))
 
 

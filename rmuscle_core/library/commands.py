@@ -43,7 +43,10 @@ def run_build(args: argparse.Namespace) -> int:
     from rmuscle_core.policy import MusclePolicy, task_of
 
     settings = Settings(weight_dtype=args.weight_dtype)
-    policy = MusclePolicy.load(args.checkpoint, settings, args.out, args.device, need_library=True)
+    with open_recording(args.episodes) as recording:
+        first = next((episode.observations[0] for episode in recording if episode.observations), None)
+    policy = MusclePolicy.load(args.checkpoint, settings, args.out, args.device, need_library=True,
+                               cameras=first and first.images)
     added = 0
     try:
         with open_recording(args.episodes) as recording, _progress() as progress:

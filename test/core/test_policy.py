@@ -286,3 +286,24 @@ def test_a_call_evaluates_no_more_neurons_than_a_reference_ranks_unless_it_asks_
     dense_steps = 2 if residual == 'anchored' else 0  # the first of each group
     assert chunk.report.path == 'previous_call' and np.isfinite(chunk.actions).all()
     assert chunk.report.neurons_evaluated == round((dense_steps + (4 - dense_steps) * share) / 4 * chunk.report.neurons)
+
+
+def test_a_robot_without_a_camera_has_a_muscle_memory_too(load, look, tmp_path):
+    seen = [look(1, place, cameras=('wrist',)) for place in range(3)]
+    policy = load(library=tmp_path / 'library', cameras=('wrist',))
+    reports = [c.report for c in run(policy, seen)]
+    assert [r.path for r in reports] == ['dense', 'previous_call', 'previous_call']
+    assert reports[1].tokens == 16 and reports[1].tokens_recomputed == 8
+    policy.save_episode(True).result(WAIT_S)
+    again = load(library=tmp_path / 'library', cameras=('wrist',))
+    assert [c.report.path for c in run(again, seen)] == ['library'] * 3
+    with pytest.raises(ObservationError, match='base'):
+        again.infer(look(1, 0))
+
+
+def test_calls_with_fewer_cameras_than_references_say_so(load, look, library):
+    policy = load(library=library)
+    for chunk in run(policy, [look(1, place, cameras=('wrist',)) for place in range(3)]):
+        assert chunk.report.path == 'dense' and 'wrist' in chunk.report.reason
+    assert policy.problems == []
+    assert run(policy, [look(1, 0)])[0].report.path == 'library'

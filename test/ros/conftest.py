@@ -109,7 +109,7 @@ class Bench:
     def _config(self, checkpoint):
         return self.policy.config
 
-    def _make(self, checkpoint, settings, library, device):
+    def _make(self, checkpoint, settings, library, device, cameras):
         self.policy.settings = settings
         self.loaded.append(checkpoint)
         return self.policy

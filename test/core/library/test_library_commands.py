@@ -11,6 +11,7 @@ from rmuscle_core.cli import main
 from rmuscle_core.library.recording import RecordedEpisode, write_recording
 from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig, save_checkpoint
 from rmuscle_core.observation import Observation
+from rmuscle_core.policy import MusclePolicy
 from rmuscle_core.processing import feature_statistics, write_processors
 
 CAMERAS, STATE = ('top', 'wrist'), 4
@@ -79,3 +80,17 @@ def test_a_library_of_other_weights_is_refused(checkpoint, recording, tmp_path, 
     stored['fingerprint']['weights'] = 'another'
     (out / 'library.json').write_text(json.dumps(stored))
     assert build(checkpoint, recording, out) == 3 and 'another weights' in capsys.readouterr().err
+
+
+def test_a_recording_without_a_camera_serves_robots_without_it(checkpoint, tmp_path):
+    random = np.random.default_rng(0)
+    seen = [Observation({'wrist': random.integers(0, 256, (32, 32, 3), dtype=np.uint8)},
+                        random.normal(size=STATE).astype(np.float32), 'Stack it') for _ in range(2)]
+    write_recording(tmp_path / 'episodes.h5', [RecordedEpisode('one', True, seen)])
+    assert build(checkpoint, tmp_path / 'episodes.h5', tmp_path / 'library') == 0
+    policy = MusclePolicy.load(checkpoint, library=tmp_path / 'library', cameras=('wrist',), need_library=True)
+    try:
+        policy.warm_up('Stack it')
+        assert policy.infer(seen[0]).report.path == 'library'
+    finally:
+        policy.close()
