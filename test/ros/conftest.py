@@ -89,7 +89,7 @@ class Bench:
         values = {'checkpoint': 'some/checkpoint', 'prompt': 'lift', 'joint_names': list(ARM7),
                   'cameras': ['base', 'wrist'], 'control_rate_hz': 20.0, 'blend_s': 0.0, **parameters}
         overrides = [Parameter(name, value=value) for name, value in values.items() if value is not None]
-        self.loaded = []
+        self.loaded, self.fed = [], [c for c in values['cameras'] or () if c not in values.get('masked_cameras', ())]
         loaders = {} if real else {'config_loader': self._config, 'policy_factory': self._make}
         self.node = PolicyNode(namespace=self.namespace, parameter_overrides=overrides, **loaders)
         self.robot = Node('robot', namespace=self.namespace)
@@ -144,7 +144,7 @@ class Bench:
 
     def activate(self):
         assert self.change('configure'), self.node.last_error
-        publishers = (*self.images.values(), self.joints)
+        publishers = (*(p for c, p in self.images.items() if c in self.fed), self.joints)
         self.until(lambda: all(p.get_subscription_count() for p in publishers), 'discovery of inputs')
         self.until(lambda: self.robot.count_publishers('joint_trajectory') == 1, 'discovery of outputs')
         assert self.change('activate'), self.node.last_error

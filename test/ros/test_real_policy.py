@@ -70,6 +70,15 @@ def test_from_the_first_dense_call_to_a_library_of_its_own(make_bench, checkpoin
     assert bench.change('deactivate') and bench.change('cleanup')
 
 
+def test_a_masked_camera_leaves_the_muscle_memory_its_use(make_bench, checkpoint):
+    bench = make_bench(real=True, checkpoint=str(checkpoint), cameras=['base'], masked_cameras=['wrist'],
+                       use_sim_time=True, device='cpu', slots=4)
+    bench.time_ns = 100 * S
+    bench.activate()
+    served = observe_until(bench, 'previous_call')
+    assert served.tokens == 16 and served.tokens_recomputed < 16
+
+
 def test_unusable_library_is_reported_and_calls_run_dense(make_bench, checkpoint, tmp_path, capfd):
     (tmp_path / 'library.json').write_text('{')
     bench = make_bench(real=True, checkpoint=str(checkpoint), library=str(tmp_path), use_sim_time=True, device='cpu')
