@@ -41,20 +41,20 @@ class RetryableLifecycleNode(LifecycleNode):
         """unconfigured, inactive, active or finalized."""
         return self._state_machine.current_state[1]
 
-    def complain(self, error: Exception, where: str, trace: bool = False) -> None:
+    def complain(self, error: Exception, where: str, always: bool = False) -> None:
         """Log an exception and keep it as ``last_error``; callable from any thread.
 
-        A refusal is one sentence; anything unforeseen (or with ``trace``) comes with its traceback. The same
-        complaint (up to its first colon, where the topic stands) is logged once in LOG_PERIOD_S.
+        A refusal is one sentence; anything unforeseen comes with its traceback. The same complaint (up to its first
+        colon, where the topic stands) is logged once in LOG_PERIOD_S, or ``always``.
         """
         foreseen = isinstance(error, RMuscleError)
         self.last_error = str(error) if foreseen else f'{type(error).__name__}: {error}'
         key, now = (where, self.last_error.partition(':')[0]), time.monotonic()
-        if not trace and now - self._complained.get(key, -LOG_PERIOD_S) < LOG_PERIOD_S:
+        if not always and now - self._complained.get(key, -LOG_PERIOD_S) < LOG_PERIOD_S:
             return
         self._complained[key] = now
         self.get_logger().error(f'{where}: {self.last_error}')
-        if trace or not foreseen:
+        if not foreseen:
             self.get_logger().error(''.join(traceback.format_exception(type(error), error, error.__traceback__)))
 
     def guarded(self, callback: Callable) -> Callable:
@@ -70,7 +70,7 @@ class RetryableLifecycleNode(LifecycleNode):
 
 
 def transition(method: Callable) -> Callable:
-    """Wrap an ``on_*`` method that returns nothing: SUCCESS, or the reason with its traceback in the log and FAILURE.
+    """Wrap an ``on_*`` method that returns nothing: SUCCESS, or the reason in the log and FAILURE.
 
     rclpy swallows what a transition raises without a word, so this is where it comes to light.
     """
@@ -79,7 +79,7 @@ def transition(method: Callable) -> Callable:
         try:
             method(self, state)
         except Exception as error:  # noqa: BLE001 - see above
-            self.complain(error, method.__name__, trace=True)
+            self.complain(error, method.__name__, always=True)
             return TransitionCallbackReturn.FAILURE
         self.last_error = ''
         return TransitionCallbackReturn.SUCCESS

@@ -35,7 +35,7 @@ def test_configure_checks_before_loading_and_may_be_tried_again(make_bench, para
     assert not bench.change('configure') and bench.state() == 'unconfigured'
     assert bench.loaded == []
     said = capfd.readouterr().err
-    assert all(word in said for word in words) and 'Traceback' in said and words[0] in bench.node.last_error
+    assert all(word in said for word in words) and 'Traceback' not in said and words[0] in bench.node.last_error
     assert all(r.successful for r in bench.set(**fix))
     assert bench.change('configure') and bench.state() == 'inactive' and bench.node.last_error == ''
 
@@ -56,12 +56,12 @@ def test_missing_checkpoint_is_named_and_may_be_tried_again(bench, capfd):
     bench.node._make_policy = refuse
     assert not bench.change('configure') and bench.state() == 'unconfigured'
     said = capfd.readouterr().err
-    assert 'some/checkpoint: no config.json' in said and 'Traceback' in said
+    assert 'some/checkpoint: no config.json' in said and 'Traceback' not in said
     bench.node._make_policy = good
     assert bench.change('configure')
 
 
-def test_failure_after_loading_frees_the_policy(bench):
+def test_failure_after_loading_frees_the_policy(bench, capfd):
     def fail(prompt):
         raise ValueError('out of memory')
 
@@ -69,6 +69,7 @@ def test_failure_after_loading_frees_the_policy(bench):
     assert not bench.change('configure') and bench.state() == 'unconfigured'
     assert bench.policy.closed and bench.node._policy is None
     assert bench.node.last_error == 'ValueError: out of memory'
+    assert 'Traceback' in capfd.readouterr().err  # nobody foresaw it, so whoever looks into it needs the place
 
 
 def test_real_loader_names_a_missing_checkpoint(make_bench, tmp_path):
