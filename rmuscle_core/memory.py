@@ -83,7 +83,10 @@ class MuscleMemory:
 
     def remember(self, query: Query, prefix: torch.Tensor, token_ids: torch.Tensor, chunk: np.ndarray) -> None:
         """Record the call just executed: prefix [T, D] visual embeddings, token_ids [P], chunk float32 [H, A]."""
-        identity = ReferenceId(query.task, self._episode_name, len(self.episode))
+        number = self.episode[-1].id.call + 1 if self.episode else 0
+        identity = ReferenceId(query.task, self._episode_name, number)
+        if self.library is None:  # nothing will be saved; a robot that never begins an episode must not fill memory
+            self.episode, self._ranked = [], {}
         self.episode = [*self.episode, make_reference(identity, query, prefix, token_ids, chunk)]
 
     def prepare(self, query: Query, expected: np.ndarray | None, settings: Settings, seconds: float) -> None:

@@ -307,3 +307,12 @@ def test_calls_with_fewer_cameras_than_references_say_so(load, look, library):
         assert chunk.report.path == 'dense' and 'wrist' in chunk.report.reason
     assert policy.problems == []
     assert run(policy, [look(1, 0)])[0].report.path == 'library'
+
+
+@pytest.mark.parametrize('stored', [False, True])
+def test_calls_are_kept_only_where_they_can_be_saved(load, look, tmp_path, stored):
+    policy = load(library=tmp_path / 'library' if stored else None)
+    reports = [c.report for c in run(policy, [look(1, place) for place in range(5)])]
+    assert [r.path for r in reports] == ['dense'] + ['previous_call'] * 4
+    assert [r.reference[-2:] for r in reports[1:]] == ['#0', '#1', '#2', '#3']
+    assert len(policy.memory.episode) == (5 if stored else 1)
