@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from rmuscle_core.errors import CheckpointError, SettingsError
 from rmuscle_core.model.checkpoint_config import WEIGHTS, config_json, load_config
 from rmuscle_core.model.layout import EMBEDDING, LANGUAGE_HEAD, canonical, is_dead, tensor_views
-from rmuscle_core.model.quantized import quantize_ffns, require_fp8
 from rmuscle_core.model.vla import VLA
 
 
@@ -37,6 +36,8 @@ def load_model(directory: str | Path, device: torch.device | str = 'cpu', dtype:
     if rounded_rope is not None:
         config = replace(config, rounded_rope=rounded_rope)
     if weight_dtype == 'fp8':
+        # Here, since 8-bit weights bring in the kernels, which a training machine need not have.
+        from rmuscle_core.model.quantized import quantize_ffns, require_fp8
         require_fp8(device)
     with torch.device('meta'):
         model = VLA(config)

@@ -11,7 +11,6 @@ from rmuscle_core.model.expert import Expert
 from rmuscle_core.model.gemma import rope_tables
 from rmuscle_core.model.initialise import initialise
 from rmuscle_core.model.prefix import FFN, Prefix, PrefixCache
-from rmuscle_core.model.quantized import quantize_ffns
 from rmuscle_core.model.siglip import Vision
 
 
@@ -35,6 +34,8 @@ class VLA(nn.Module):
             initialise(self)
             self.make_tables()
         if config.weight_dtype == 'fp8':
+            # Here, since 8-bit weights bring in the kernels, which a training machine need not have.
+            from rmuscle_core.model.quantized import quantize_ffns
             quantize_ffns(self)
 
     def make_tables(self) -> None:

@@ -97,6 +97,7 @@ def test_a_weight_that_is_not_finite_is_refused_by_layer(random_model):
 
 @pytest.mark.parametrize(('capability', 'fits'), [((8, 6), False), ((8, 9), True), ((11, 0), True)])
 def test_a_gpu_without_the_format_is_refused_before_anything_is_read(monkeypatch, tmp_path, capability, fits):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: capability)
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'NVIDIA Example')
     monkeypatch.setattr(checkpoint, 'load_config', lambda directory: load_config(POLICY))
