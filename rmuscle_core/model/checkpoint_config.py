@@ -152,6 +152,9 @@ def _vision_heads(raw: Mapping[str, Any], width: int, directory: Path) -> int:
     """No tensor shape tells the number of vision heads; only So400m's is known."""
     if 'rmuscle_vision_heads' in raw:
         return raw['rmuscle_vision_heads']
+    meta = directory / 'tiny_meta.json'  # beside the reduced checkpoints that parity with LeRobot is shown on
+    if meta.is_file():
+        return read_json(meta)['tiny']['vit_heads']
     if width == 1152:
         return 16
     raise CheckpointError(f'{directory / "config.json"}: the vision tower is {width} wide, and the number of its '
