@@ -69,7 +69,9 @@ def run_build(args: argparse.Namespace) -> int:
 
 
 def run_info(args: argparse.Namespace) -> int:
-    """Print the counts, the size and the fingerprint."""
+    """Print the counts, the size and the fingerprint; as text also what a full-size library would need."""
+    from rmuscle_core.bench.memory import memory_table, print_memory  # needs the model, which --json does not
+
     library = EpisodeLibrary.open(args.library, set_aside=False)
     episodes = library.episodes
     calls = sum(len(episode.keys) for episode in episodes)
@@ -87,6 +89,8 @@ def run_info(args: argparse.Namespace) -> int:
     for heading in ('tasks', 'fingerprint'):
         print(heading, *(f'  {name}: {value}' for name, value in found[heading].items()), sep='\n')
     print(*library.problems, sep='\n', end='\n' if library.problems else '')
+    print('\nfor comparison, a library of pi0.5 at full size:')
+    print_memory(memory_table())
     return 0
 
 
