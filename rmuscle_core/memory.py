@@ -22,6 +22,7 @@ from rmuscle_core.retrieval import Match, Retriever
 from rmuscle_core.settings import Settings
 from rmuscle_core.working_set import WorkingSet
 
+EPISODE_CALLS = 200  # that can be saved; five times the longest executions of the paper
 
 @dataclass(frozen=True)
 class Query:
@@ -85,8 +86,8 @@ class MuscleMemory:
         """Record the call just executed: prefix [T, D] visual embeddings, token_ids [P], chunk float32 [H, A]."""
         number = self.episode[-1].id.call + 1 if self.episode else 0
         identity = ReferenceId(query.task, self._episode_name, number)
-        if self.library is None:  # nothing will be saved; a robot that never begins an episode must not fill memory
-            self.episode, self._ranked = [], {}
+        if self.library is None or len(self.episode) == EPISODE_CALLS:
+            self.episode, self._ranked = [], {}  # a robot that never begins an episode must not fill the memory
         self.episode = [*self.episode, make_reference(identity, query, prefix, token_ids, chunk)]
 
     def prepare(self, query: Query, expected: np.ndarray | None, settings: Settings, seconds: float) -> None:
@@ -132,6 +133,9 @@ class MuscleMemory:
                 raise LibraryError('there is no library to save the episode to; set the parameter library')
             if not episode:
                 raise LibraryError('this episode has no executed policy calls; save it after its last chunk')
+            if episode[0].id.call > 0:
+                raise LibraryError(f'this episode is longer than {EPISODE_CALLS} policy calls and its beginning is '
+                                   'forgotten; call reset_episode between executions')
             ranked = [self._with_neurons(r, checkpoint) for r in episode]
             path = self.library.add_episode(episode[0].id.task, ranked, success=success)
             self.retriever.use(self.library.index())

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny_policy import CAMERAS, WAIT_S, run, write_checkpoint
 
+from rmuscle_core import memory
 from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.ffn import RecordFFN
 from rmuscle_core.library import ReferenceId
@@ -316,3 +317,12 @@ def test_calls_are_kept_only_where_they_can_be_saved(load, look, tmp_path, store
     assert [r.path for r in reports] == ['dense'] + ['previous_call'] * 4
     assert [r.reference[-2:] for r in reports[1:]] == ['#0', '#1', '#2', '#3']
     assert len(policy.memory.episode) == (5 if stored else 1)
+
+
+def test_an_episode_without_end_is_bounded_and_cannot_be_saved_without_its_beginning(load, look, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, 'EPISODE_CALLS', 3)
+    policy = load(library=tmp_path / 'library')
+    reports = [c.report for c in run(policy, [look(1, place) for place in range(5)])]
+    assert [r.path for r in reports[1:]] == ['previous_call'] * 4 and len(policy.memory.episode) == 2
+    with pytest.raises(LibraryError, match='reset_episode'):
+        policy.save_episode().result(WAIT_S)
