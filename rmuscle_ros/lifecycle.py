@@ -22,6 +22,7 @@ class RetryableLifecycleNode(LifecycleNode):
 
     def __init__(self, name: str, **kwargs: Any):
         self.last_error = ''
+        self.in_transition = False  # a transition may take long, loading weights; spin.run cuts it off on a signal
         self._complained: dict[tuple[str, str], float] = {}
         super().__init__(name, **kwargs)
 
@@ -76,11 +77,14 @@ def transition(method: Callable) -> Callable:
     """
     @functools.wraps(method)
     def wrapped(self, state):
+        self.in_transition = True
         try:
             method(self, state)
         except Exception as error:  # noqa: BLE001 - see above
             self.complain(error, method.__name__, always=True)
             return TransitionCallbackReturn.FAILURE
+        finally:
+            self.in_transition = False
         self.last_error = ''
         return TransitionCallbackReturn.SUCCESS
     return wrapped

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/parameters.md from the two tables that declare the parameters: ``python -m rmuscle_ros.parameter_docs``."""
+"""docs/parameters.md from the two tables that declare the parameters.
+
+    python -m rmuscle_ros.parameter_docs > docs/parameters.md
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import Field, fields
-from pathlib import Path
 
 from rmuscle_core.settings import PROFILES, rows
 from rmuscle_ros.params import NodeSettings
 
-PAGE = Path(__file__).resolve().parents[1] / 'docs' / 'parameters.md'
 INTRODUCTION = """\
 # Parameters of policy_node
 
 Made from the tables in `rmuscle_core/settings.py` and `rmuscle_ros/params.py` by
-`python -m rmuscle_ros.parameter_docs`; do not edit.
+`python -m rmuscle_ros.parameter_docs > docs/parameters.md`; do not edit.
 
 A parameter that takes effect at the next policy call can be changed while the robot works
 (`ros2 param set /policy_node token_ratio 0.4`); one that takes effect at configure is refused until the node is cleaned
@@ -58,4 +59,4 @@ def _allowed(row: Field) -> str:
 
 
 if __name__ == '__main__':
-    PAGE.write_text(markdown())
+    print(markdown(), end='')

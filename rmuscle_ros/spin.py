@@ -33,7 +33,10 @@ def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
         signalled = True
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not cut the teardown short
-        raise Interrupted
+        # Only what may take long is cut off. Elsewhere the loop below sees the flag in time, and an exception would hit
+        # rclpy at any instruction, even in the middle of making an object.
+        if node is None or getattr(node, 'in_transition', False):
+            raise Interrupted
 
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
     node, executor = None, SingleThreadedExecutor()
