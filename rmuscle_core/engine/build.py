@@ -20,10 +20,11 @@ GRAIN = 256  # widths that the kernels' tiles divide on every GPU
 
 def build_engine(model: VLA, settings: Settings, views: int) -> EagerEngine | GraphEngine:
     """The graph engine for a pi0.5 on a GPU that the kernels fit and that computes right with them, else the eager."""
-    if model.config.weight_dtype == 'fp8' and model.cos.device.type == 'cuda':
-        log.warning('weight_dtype fp8 halves the memory of FFN weights and makes calls several times slower: no fused '
-                    'kernel reads 8-bit weights yet, so calls run on the plain engine')
-    if model.cos.device.type != 'cuda' or not packable(model.config):
+    if model.cos.device.type != 'cuda':
+        return EagerEngine(model, settings, views)
+    reason = obstacle(model.config)
+    if reason:
+        log.warning(f'calls run on the plain engine, several times slower than the fast one, since {reason}')
         return EagerEngine(model, settings, views)
     return checked(GraphEngine, model, settings, views)
 
@@ -44,12 +45,16 @@ def checked(kind: type[GraphEngine], model: VLA, settings: Settings, views: int)
     return engine
 
 
-def packable(config: ModelConfig) -> bool:
-    """Whether the kernels serve this model: pi0.5 in bfloat16, whole tiles, powers of two where one is halved.
-
-    Weights in 8 bits have no kernels.
-    """
+def obstacle(config: ModelConfig) -> str:
+    """Why the kernels cannot serve this model, as the end of a sentence; empty where they can."""
     size, width = config.prefix.head_dim, config.expert.width
-    return (config.kind == 'pi05' and config.compute_dtype == torch.bfloat16 and config.weight_dtype == 'checkpoint'
-            and size >= 32 and not size & (size - 1)
-            and config.prefix.width % GRAIN == 0 and width % GRAIN == 0 and not width & (width - 1))
+    if config.kind != 'pi05':
+        return 'pi0 has a state token, which needs a mask that the fast kernels lack'
+    if config.weight_dtype == 'fp8':
+        return 'no fused kernel reads 8-bit weights yet (weight_dtype fp8 halves the memory of FFN weights only)'
+    if config.compute_dtype != torch.bfloat16:
+        return 'the checkpoint computes in float32; set "dtype": "bfloat16" in its config.json'
+    whole = config.prefix.width % GRAIN == 0 and width % GRAIN == 0 and not width & (width - 1)
+    if not whole or size < 32 or size & (size - 1):
+        return f'its widths ({config.prefix.width}, {width}, head_dim {size}) do not fill the kernels\' tiles'
+    return ''

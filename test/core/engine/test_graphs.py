@@ -15,14 +15,14 @@ import torch
 from engine_parts import make_inputs, make_reference, small_config, small_model
 
 from rmuscle_core.bench.sizes import SIZES
-from rmuscle_core.engine.build import build_engine, packable
+from rmuscle_core.engine.build import build_engine, obstacle
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import BUCKETS, CallPlan, bucket_of, plan_call
 from rmuscle_core.errors import CheckpointError, EpisodeError, ObservationError
 from rmuscle_core.ffn import Interrupted
-from rmuscle_core.model import VLA
+from rmuscle_core.model import VLA, TransformerConfig
 from rmuscle_core.settings import RESIDUALS, Settings
 
 SETTINGS = Settings(slots=4, group_size=2)
@@ -163,7 +163,7 @@ def test_a_reference_with_other_views_is_refused(engine, references):
 
 def test_eight_bit_weights_get_the_eager_engine_since_no_kernel_reads_them():
     config = replace(SIZES['pi05'], weight_dtype='fp8')
-    assert packable(SIZES['pi05']) and not packable(config)
+    assert obstacle(SIZES['pi05']) == '' and 'fp8' in obstacle(config)
     with pytest.raises(CheckpointError, match='8-bit'):
         PackedVLA(VLA(replace(small_config(), weight_dtype='fp8')))
 
@@ -171,3 +171,10 @@ def test_eight_bit_weights_get_the_eager_engine_since_no_kernel_reads_them():
 def test_a_cpu_and_pi0_get_the_eager_engine():
     for kind in ('pi05', 'pi0'):
         assert isinstance(build_engine(small_model(kind), SETTINGS, 2), EagerEngine)
+
+
+@pytest.mark.parametrize(('change', 'word'), [
+    ({'kind': 'pi0'}, 'state token'), ({'dtype': 'float32'}, '"dtype": "bfloat16"'), ({'weight_dtype': 'fp8'}, 'fp8'),
+    ({'prefix': TransformerConfig(2050, 18, 16384)}, '2050')])
+def test_what_the_fast_engine_cannot_serve_is_said_with_its_reason(change, word):
+    assert word in obstacle(replace(SIZES['pi05'], **change))
