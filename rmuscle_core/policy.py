@@ -71,8 +71,8 @@ class MusclePolicy:
         Raises CheckpointError when there is no policy to run. A library that cannot be used (foreign, unreadable) is
         left alone and reported in ``problems``, and calls run without it; with need_library it raises LibraryError.
         """
-        # On a GPU speed is the point: the vision tower in bfloat16 too ("rmuscle verify --numerics fast" compares).
         settings = settings or Settings()
+        # On a GPU speed is the point: the vision tower in bfloat16 too ("rmuscle verify --numerics fast" compares).
         model = load_model(checkpoint, device=device, numerics='fast' if device.startswith('cuda') else 'lerobot',
                            weight_dtype=settings.weight_dtype)
         processor = Processor.from_checkpoint(checkpoint, model.config)

@@ -17,6 +17,7 @@ from rmuscle_core.workcell.cell import CAMERAS, CONTROL_RATE, JOINTS, WorkCell
 from rmuscle_core.workcell.demonstrations import TASK
 
 EPISODE_STEPS = 150  # control periods, 6 s; the expert needs about 90
+PATIENCE_S = 60.0  # for expansions, which end with their interval
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def run_episode(cell: WorkCell, policy: MusclePolicy, seed: int, execute: int,
     """
     cell.reset(seed)
     policy.reset_episode(TASK)
-    policy.memory.reconstructor.wait_idle()
+    policy.wait_ready(PATIENCE_S)
     observations, reports = [], []
     step, success = 0, False
     while step < EPISODE_STEPS and not success:
@@ -63,7 +64,7 @@ def run_episode(cell: WorkCell, policy: MusclePolicy, seed: int, execute: int,
             success = cell.step(command)
             if success or step == EPISODE_STEPS:
                 break
-        policy.memory.reconstructor.wait_idle()
+        policy.wait_ready(PATIENCE_S)
     return Episode(seed, success, step, observations, reports)
 
 

@@ -5,14 +5,29 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_policy import CAMERAS, JOINTS, write_checkpoint
+from tiny_policy import CAMERAS, JOINTS, PROMPT, write_checkpoint
 
 from rmuscle_core.observation import Observation
+from rmuscle_core.policy import MusclePolicy
 
 
 @pytest.fixture(scope='session')
 def tiny_checkpoint(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp('checkpoint'))
+
+
+@pytest.fixture
+def open_policy(tiny_checkpoint):
+    """open_policy(settings, library): warmed-up policies that are closed after the test."""
+    opened = []
+
+    def make(settings, library=None, checkpoint=tiny_checkpoint, **options):
+        opened.append(MusclePolicy.load(checkpoint, settings, library=library, **options))
+        opened[-1].warm_up(PROMPT)
+        return opened[-1]
+
+    yield make
+    assert all(policy.close() for policy in opened)
 
 
 @pytest.fixture(scope='session')
@@ -23,5 +38,5 @@ def look():
         images = {c: np.clip(scene.integers(0, 200, (32, 32, 3)) + noise.integers(0, 8, (32, 32, 3)), 0, 255)
                   .astype(np.uint8) for c in CAMERAS}
         state = (scene.uniform(-0.8, 0.8, JOINTS) + noise.normal(0, 0.01, JOINTS)).astype(np.float32)
-        return Observation({c: images[c] for c in cameras}, state, 'lift the cube')
+        return Observation({c: images[c] for c in cameras}, state, PROMPT)
     return make

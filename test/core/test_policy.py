@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_policy import CAMERAS, WAIT_S, run, write_checkpoint
+from tiny_policy import CAMERAS, PROMPT, WAIT_S, run, write_checkpoint
 
 from rmuscle_core import memory
 from rmuscle_core.errors import LibraryError, ObservationError
@@ -16,23 +16,14 @@ from rmuscle_core.library import ReferenceId
 from rmuscle_core.policy import MusclePolicy, task_of
 from rmuscle_core.settings import RESIDUALS, Settings
 
-PROMPT = 'lift the cube'
 OPEN = Settings().with_values(token_ratio=0.5, neuron_ratio=0.5, min_similarity=0.0, action_similarity=0.0,
                               residual='reference')
 
 
 @pytest.fixture
-def load(tiny_checkpoint):
-    """load(settings, library): policies that are closed after the test."""
-    opened = []
-
-    def make(settings=OPEN, library=None, checkpoint=tiny_checkpoint, **options):
-        opened.append(MusclePolicy.load(checkpoint, settings, library=library, **options))
-        opened[-1].warm_up(PROMPT)
-        return opened[-1]
-
-    yield make
-    assert all(policy.close() for policy in opened)
+def load(open_policy):
+    """load(settings, library, ...): as open_policy."""
+    return lambda settings=OPEN, library=None, **options: open_policy(settings, library, **options)
 
 
 @pytest.fixture

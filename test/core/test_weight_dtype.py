@@ -19,25 +19,15 @@ from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.plan import CallPlan
 from rmuscle_core.model import load_model
 from rmuscle_core.model.quantized import QuantizedGeGLU
-from rmuscle_core.policy import MusclePolicy
 from rmuscle_core.settings import Settings
 
 POLICY = Path(__file__).parents[2] / 'config' / 'policy' / 'transfer_cube'
-PROMPT = 'lift the cube'
 FP8 = Settings(weight_dtype='fp8', min_similarity=0.0)
 
 
 @pytest.fixture
-def load(tiny_checkpoint):
-    opened = []
-
-    def make(settings=FP8, library=None):
-        opened.append(MusclePolicy.load(tiny_checkpoint, settings, library))
-        opened[-1].warm_up(PROMPT)
-        return opened[-1]
-
-    yield make
-    assert all(policy.close() for policy in opened)
+def load(open_policy):
+    return lambda settings=FP8, library=None: open_policy(settings, library)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig
 from rmuscle_core.model.checkpoint_config import config_json
 from rmuscle_core.processing import write_processors
 
-CAMERAS, JOINTS = ('base', 'wrist'), 5
+CAMERAS, JOINTS, PROMPT = ('base', 'wrist'), 5, 'lift the cube'
 WAIT_S = 60.0  # an upper bound, never waited for when the code is right
 NORMALISATION = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
 

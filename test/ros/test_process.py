@@ -59,6 +59,7 @@ from rmuscle_ros.spin import run
 
 class Hiding(Node):
     fatal = False
+    in_transition = True  # so that the signal arrives as an exception
 
     def __init__(self):
         super().__init__('hiding')
