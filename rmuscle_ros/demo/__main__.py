@@ -84,7 +84,8 @@ def print_table(summary: dict) -> None:
           f'after the first two calls of an episode {summary["library_share_after_first_two"]:.0%} came from the '
           'library\n'
           'mean action difference to dense on the same observations: '
-          f'{summary["mean_action_difference"]:.4f} rad (grippers 0 to 1; largest {summary["max_action_difference"]:.3f})\n'
+          f'{summary["mean_action_difference"]:.4f} rad (grippers 0 to 1; largest '
+          f'{summary["max_action_difference"]:.3f})\n'
           f'library: {summary["library_entries"]} entries, {summary["library_megabytes"]:.1f} MB; working set '
           f'{summary["working_set_megabytes"]:.1f} MB')
 
