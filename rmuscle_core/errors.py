@@ -24,3 +24,7 @@ class EpisodeError(LibraryError):
 
 class SettingsError(RMuscleError):
     """A setting has the wrong type or lies outside its range."""
+
+
+class DeviceError(RMuscleError):
+    """The device failed and takes every further call in this process with it: only a new process helps."""
