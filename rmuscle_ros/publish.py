@@ -58,12 +58,13 @@ def cache_message(report: CallReport, settings: Settings, status: Mapping[str, i
                   latency_s: float) -> CacheStatus:
     """What the call did, with the ratios it was asked for and the counters of ``policy.status()``."""
     stages = {name: value for name, value in report.milliseconds.items() if name != 'total'}
+    counters = {name: value for name, value in status.items() if name in CacheStatus.get_fields_and_field_types()}
     message = CacheStatus(
         call=call, mode=report.mode, path=report.path, reason=report.reason, reference=report.reference,
         similarity=report.similarity, token_ratio=settings.token_ratio, neuron_ratio=settings.neuron_ratio,
         tokens=report.tokens, tokens_recomputed=report.tokens_recomputed, neurons=report.neurons,
         neurons_evaluated=report.neurons_evaluated, total_ms=report.milliseconds.get('total', NAN),
-        stages=list(stages), policy_latency_s=latency_s, **status)
+        stages=list(stages), policy_latency_s=latency_s, **{'shadow_difference': NAN, **counters})
     message.stage_ms = array.array('f', stages.values())
     message.header.stamp = time_message(stamp_ns)
     return message
