@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -124,13 +124,14 @@ def call(variant: Variant, inputs: ModelInputs) -> dict[str, float]:
 
 
 def compare_calls(variants: list[Variant], inputs: ModelInputs, rounds: int,
-                  progress: Callable[[], object] = lambda: None) -> Comparison:
-    """Interleave the variants with the dense call; see `interleave`."""
+                  progress: Callable[[], object] = lambda: None, peers: Mapping[str, Work] | None = None) -> Comparison:
+    """Interleave the variants, then the peers, with the dense call; see `interleave`."""
     def work(variant: Variant) -> Work:
         return lambda: call(variant, inputs)
 
     device = variants[0].engine.device
-    return interleave(BASELINE, {v.name: work(v) for v in variants}, rounds, warm_up=3 if device.type == 'cuda' else 1,
+    works = {v.name: work(v) for v in variants} | dict(peers or {})
+    return interleave(BASELINE, works, rounds, warm_up=3 if device.type == 'cuda' else 1,
                       synchronize=synchronizer(device), progress=progress)
 
 

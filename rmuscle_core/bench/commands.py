@@ -36,6 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     bench.add_argument('--chunk', type=int, nargs='+', help='chunk lengths to measure with')
     bench.add_argument('--sketch', type=int, help='compare tokens by sketches of this width')
     bench.add_argument('--compile', action='store_true', help='add the eager dense call through torch.compile')
+    bench.add_argument('--peers', action='store_true', help='add LeRobot and FlashRT, where installed, on --checkpoint')
     bench.add_argument('--rounds', type=int, help='rounds kept, after warm-up')
     bench.add_argument('--threads', type=int, help='CPU threads (1 with --layer, else all)')
     bench.add_argument('--json', action='store_true', help='the last line of the output is the result as JSON')

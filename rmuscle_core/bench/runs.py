@@ -13,17 +13,20 @@ import torch
 
 from rmuscle_core.bench import calls, layers, memory, report, roofline
 from rmuscle_core.bench.energy import find_meter
+from rmuscle_core.bench.peers import open_peers
 from rmuscle_core.bench.reconstruct import measure_interference
 from rmuscle_core.bench.retrieval import measure_retrieval
 from rmuscle_core.bench.sizes import PI05, TEXT, random_model, sized
-from rmuscle_core.bench.timing import summary
+from rmuscle_core.bench.timing import Work, summary
 from rmuscle_core.engine.budget import memory_budget, require_memory
 from rmuscle_core.engine.build import build_engine
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.plan import CallPlan, plan_call
+from rmuscle_core.errors import SettingsError
 from rmuscle_core.library import ReferenceId
 from rmuscle_core.model import VLA, ModelConfig, load_model
 from rmuscle_core.model.config import DTYPES
+from rmuscle_core.processing import ModelInputs
 from rmuscle_core.settings import PROFILES, Settings
 
 SECONDS = 90  # what the measured rounds of one case may take where --rounds does not say
@@ -61,10 +64,11 @@ def _calls(args: argparse.Namespace, device: torch.device, views: int | None, ch
     model, text = bench_model(args, device, settings, views, chunk)
     inputs = calls.random_inputs(model.config, text)
     variants = calls.make_variants(model, settings, inputs, args.compile)
-    rounds = args.rounds or _affordable(lambda: calls.call(variants[0], inputs), 2 * len(variants) - 1)
+    peers = _open_peers(args, model.config, inputs, device) if args.peers else {}
+    rounds = args.rounds or _affordable(lambda: calls.call(variants[0], inputs), 2 * (len(variants) + len(peers)) - 1)
     with report.progress_bar() as bar:
         task = bar.add_task('calls', total=None)
-        comparison = calls.compare_calls(variants, inputs, rounds, lambda: bar.advance(task))
+        comparison = calls.compare_calls(variants, inputs, rounds, lambda: bar.advance(task), peers)
     rows = report.comparison_rows(comparison, cpu=device.type == 'cpu')
     meter, config, count = find_meter(device), model.config, len(model.config.cameras)
     element = torch.empty(0, dtype=config.compute_dtype).element_size()
@@ -173,6 +177,16 @@ def bench_model(args: argparse.Namespace, device: torch.device, settings: Settin
     config = sized(args.size, views, chunk, args.dtype, args.weight_dtype)
     require_memory(memory_budget(config, settings, len(config.cameras)), settings.slots, device)
     return random_model(config, device), TEXT[args.size]
+
+
+def _open_peers(args: argparse.Namespace, config: ModelConfig, inputs: ModelInputs,
+                device: torch.device) -> dict[str, Work]:
+    if not args.checkpoint:
+        raise SettingsError('--peers read the checkpoint themselves; name it with --checkpoint')
+    works, reasons = open_peers(args.checkpoint, config, inputs, device)
+    for name, reason in reasons.items():
+        print(f'{name} is left out: {reason}')
+    return works
 
 
 def _flop_shares(config: ModelConfig, views: int, text: int, element: int) -> dict[str, float]:
