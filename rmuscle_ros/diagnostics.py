@@ -11,8 +11,9 @@ from typing import Any
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
-from rmuscle_ros.observe import ObservationBuffer
+from rmuscle_core.sensing.observe import ObservationBuffer
 from rmuscle_ros.publish import ChunkPublisher
+from rmuscle_ros.topics import Topics
 
 OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
 
@@ -24,15 +25,11 @@ def entry(name: str, level: bytes, message: str, values: Mapping[str, Any], hard
 
 
 class InputDiagnostics:
-    """Entries for the cameras and the joint states.
+    """Entries for the cameras and the joint states."""
 
-    ``qos`` maps a topic to what is incompatible about its publisher.
-    """
-
-    def __init__(self, buffer: ObservationBuffer, hardware: str):
-        self._buffer, self._hardware = buffer, hardware
+    def __init__(self, buffer: ObservationBuffer, hardware: str, topics: Topics):
+        self._buffer, self._hardware, self._topics = buffer, hardware, topics
         self._counted = {camera: (0, time.monotonic()) for camera in buffer.streams}
-        self.qos: dict[str, str] = {}
 
     def entries(self, now_ns: int, expected_hz: float) -> list[DiagnosticStatus]:
         """One entry per camera and one for the joints."""
@@ -60,8 +57,8 @@ class InputDiagnostics:
         return entry(f'camera {camera}', level, message, values, self._hardware)
 
     def _freshness(self, topic: str, age_s: float, max_age_s: float) -> tuple[bytes, str]:
-        if topic in self.qos:
-            return ERROR, self.qos[topic]
+        if topic in self._topics.incompatible:
+            return ERROR, self._topics.incompatible[topic]
         if math.isinf(age_s):
             return STALE, f'nothing received on {topic}'
         if not -max_age_s <= age_s <= max_age_s:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The topics of a configured node: their QoS, which parameters can override, and what does not fit it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
+from rclpy.qos_overriding_options import QoSOverridingOptions
+
+if TYPE_CHECKING:
+    from rmuscle_ros.lifecycle import RetryableLifecycleNode
+
+COMMAND = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE)  # a late joiner must not replay motion
+REPORT = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
+IMAGE = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)  # best effort accepts any publisher
+JOINTS = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
+PROMPT = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+
+
+class Topics:
+    """Publishers and subscriptions that configure makes and cleanup destroys.
+
+    ``incompatible`` maps a topic to what its publisher offers otherwise than asked; ``lost`` counts the messages that
+    the middleware reports lost on the way.
+    """
+
+    def __init__(self, node: RetryableLifecycleNode):
+        self._node = node
+        self._entities: list[tuple[Callable, Any]] = []  # (how to destroy it, entity)
+        self.incompatible: dict[str, str] = {}
+        self.lost: Counter[str] = Counter()
+
+    def publisher(self, kind: type, topic: str, qos: QoSProfile) -> Any:
+        """A publisher that is silent while the node is not active."""
+        publisher = self._node.create_lifecycle_publisher(
+            kind, topic, qos, qos_overriding_options=QoSOverridingOptions.with_default_policies())
+        self._entities.append((self._node.destroy_lifecycle_publisher, publisher))
+        return publisher
+
+    def subscribe(self, kind: type, topic: str, qos: QoSProfile, callback: Callable) -> None:
+        """callback(message) runs on the executor thread; what it raises is logged."""
+        def incompatible(event: Any) -> None:
+            policy = qos_policy_name_from_kind(event.last_policy_kind)
+            text = f'a publisher on {topic} offers another {policy} than asked for; see qos_overrides'
+            self.incompatible[topic] = text
+            self._node.get_logger().warning(text)
+
+        def lost(event: Any) -> None:
+            self.lost[topic] += event.total_count_change
+
+        events = SubscriptionEventCallbacks(incompatible_qos=self._node.guarded(incompatible),
+                                            message_lost=self._node.guarded(lost))
+        subscription = self._node.create_subscription(
+            kind, topic, self._node.guarded(callback), qos, event_callbacks=events,
+            qos_overriding_options=QoSOverridingOptions.with_default_policies())
+        self._entities.append((self._node.destroy_subscription, subscription))
+
+    def close(self) -> None:
+        """Destroy them all."""
+        for destroy, entity in self._entities:
+            destroy(entity)
+        self._entities.clear()
