@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmuscle_core.errors import CheckpointError, SettingsError
-from rmuscle_ros.joints import JointMap
+from rmuscle_core.sensing.joints import JointMap
 from rmuscle_ros.params import NodeSettings, named
 
 

@@ -17,9 +17,9 @@ from rmuscle.msg import ActionChunk as ActionChunkMessage
 from rmuscle.msg import CacheStatus
 from rmuscle_core.guard import ChunkRefused, Trajectory, hold, plan_trajectory
 from rmuscle_core.observation import ActionChunk, CallReport
+from rmuscle_core.sensing.joints import JointMap
+from rmuscle_core.sensing.observe import Snapshot
 from rmuscle_core.settings import Settings
-from rmuscle_ros.joints import JointMap
-from rmuscle_ros.observe import Snapshot
 from rmuscle_ros.params import NodeSettings
 
 NAN = float('nan')

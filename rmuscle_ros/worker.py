@@ -13,7 +13,7 @@ from typing import Any
 
 from rmuscle_core.errors import RMuscleError
 from rmuscle_core.observation import ActionChunk
-from rmuscle_ros.observe import Snapshot
+from rmuscle_core.sensing.observe import Snapshot
 
 READY_S = 5.0
 

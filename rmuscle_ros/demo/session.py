@@ -26,7 +26,7 @@ from std_srvs.srv import SetBool, Trigger
 from rmuscle.msg import ActionChunk, CacheStatus
 from rmuscle_core.errors import RMuscleError
 from rmuscle_core.observation import Observation
-from rmuscle_ros.image import decode_image
+from rmuscle_core.sensing.image import decode_image
 
 START_S, EPISODE_S = 120.0, 180.0
 

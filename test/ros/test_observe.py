@@ -12,8 +12,8 @@ from conftest import ARM7, sentinel, stamp_message
 from sensor_msgs.msg import CompressedImage, JointState
 
 from rmuscle_core.errors import ObservationError, SettingsError
-from rmuscle_ros.joints import JointMap
-from rmuscle_ros.observe import ObservationBuffer
+from rmuscle_core.sensing.joints import JointMap
+from rmuscle_core.sensing.observe import ObservationBuffer
 
 NOW = 100_000_000_000
 MS = 1_000_000

@@ -15,8 +15,8 @@ import numpy as np
 
 from rmuscle_core.errors import ObservationError
 from rmuscle_core.observation import Observation
-from rmuscle_ros.image import decode_image
-from rmuscle_ros.joints import JointMap
+from rmuscle_core.sensing.image import decode_image
+from rmuscle_core.sensing.joints import JointMap
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """sensor_msgs/Image and CompressedImage to RGB arrays.
 
-cv_bridge converts where it imports; our own converter takes its place where it does not (it has no wheel, and its
-Jazzy build needs numpy 1.x) and wherever rows are padded, which cv_bridge reads wrongly when the padding is no whole
-number of pixels.
+One converter of our own for live use, bags and tests, so that the same bytes give the same picture everywhere.
+cv_bridge is no part of it: it has no wheel, its Jazzy build needs numpy 1.x, and it misreads rows whose padding is no
+whole number of pixels.
 """
 
 from __future__ import annotations
@@ -14,11 +14,6 @@ import cv2
 import numpy as np
 
 from rmuscle_core.errors import ObservationError
-
-try:
-    from cv_bridge import CvBridge
-except (ImportError, AttributeError):  # AttributeError: built against numpy 1.x, imported under numpy 2
-    CvBridge = None
 
 # encoding -> (bytes per pixel, OpenCV conversion to RGB or None). ROS names a Bayer pattern by its first row, OpenCV
 # by its second row, second column onwards.
@@ -41,9 +36,6 @@ def decode_image(message: Any, topic: str) -> np.ndarray:
     if hasattr(message, 'format'):
         return _decode_compressed(message, topic)
     pixels = _pixels(message, topic)
-    tight = message.step == pixels.shape[1] * pixels.shape[2]
-    if CvBridge is not None and tight:
-        return np.array(CvBridge().imgmsg_to_cv2(message, 'rgb8'))
     return convert(pixels, message.encoding)
 
 
