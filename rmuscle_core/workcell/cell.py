@@ -21,11 +21,12 @@ from rmuscle_core.workcell.scene import CAMERAS, SCENE_FILE, Scene
 ARM_JOINTS = ('waist', 'shoulder', 'elbow', 'forearm_roll', 'wrist_angle', 'wrist_rotate')
 JOINTS = tuple(f'{side}_{joint}' for side in ('left', 'right') for joint in (*ARM_JOINTS, 'gripper'))
 CONTROL_RATE = 25.0  # Hz
+TASK = 'transfer cube'
 CUBE_RANGE = ((0.0, 0.4), (0.2, 0.6))  # metres, lowest and highest (x, y)
 CUBE_START_HEIGHT = 0.05
 SUCCESS = 4  # reward: 1 right hand touches, 2 lifted, 3 left hand touches, 4 left hand holds it off the table
 
-__all__ = ['ARM_JOINTS', 'CAMERAS', 'CONTROL_RATE', 'CUBE_RANGE', 'JOINTS', 'SUCCESS', 'WorkCell']
+__all__ = ['ARM_JOINTS', 'CAMERAS', 'CONTROL_RATE', 'CUBE_RANGE', 'JOINTS', 'SUCCESS', 'TASK', 'WorkCell']
 
 
 class WorkCell:
@@ -33,6 +34,9 @@ class WorkCell:
 
     Joint order is JOINTS: radians, grippers normalised from 0 (closed) to 1 (open).
     """
+
+    task, cameras, joints, control_rate = TASK, CAMERAS, JOINTS, CONTROL_RATE
+    episode_steps = 150  # control periods, 6 s; the expert needs about 90
 
     def __init__(self, pixels: int = 64, seed: int = 0):
         self.model = mujoco.MjModel.from_xml_path(SCENE_FILE)

@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rmuscle_core.workcell.cell import CAMERAS, CONTROL_RATE, CUBE_RANGE, JOINTS, WorkCell
+from rmuscle_core.workcell.cell import CAMERAS, CONTROL_RATE, CUBE_RANGE, JOINTS, TASK, WorkCell
 from rmuscle_core.workcell.dataset import Demonstrations
 from rmuscle_core.workcell.expert import plan
 
-TASK = 'transfer cube'
 LAST_STEP = 104  # after it the hands only wait
 _APPROACH = 46  # steps before the cube is moved: these arm poses go with any cube position
 _DISTURBANCES = (0.0, 0.02, 0.04)  # radians, by turns

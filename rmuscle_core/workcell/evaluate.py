@@ -13,10 +13,8 @@ import numpy as np
 from rmuscle_core.errors import ObservationError
 from rmuscle_core.observation import CallReport, Observation
 from rmuscle_core.policy import MusclePolicy
-from rmuscle_core.workcell.cell import CAMERAS, CONTROL_RATE, JOINTS, WorkCell
-from rmuscle_core.workcell.demonstrations import TASK
+from rmuscle_core.workcell.tasks import Cell
 
-EPISODE_STEPS = 150  # control periods, 6 s; the expert needs about 90
 PATIENCE_S = 60.0  # for expansions, which end with their interval
 
 
@@ -31,16 +29,16 @@ class Episode:
     reports: Sequence[CallReport]
 
 
-def check_fits(policy: MusclePolicy) -> None:
+def check_fits(policy: MusclePolicy, cell: Cell) -> None:
     """Raise ObservationError when the checkpoint is not one for this cell."""
-    config = policy.config
-    if not set(config.cameras) <= set(CAMERAS) or config.action_dim != len(JOINTS) or config.state_dim != len(JOINTS):
-        raise ObservationError(f'the cell has cameras {", ".join(CAMERAS)} and {len(JOINTS)} joints, the checkpoint '
+    config, joints = policy.config, len(cell.joints)
+    if not set(config.cameras) <= set(cell.cameras) or config.action_dim != joints or config.state_dim != joints:
+        raise ObservationError(f'the cell has cameras {", ".join(cell.cameras)} and {joints} joints, the checkpoint '
                                f'{", ".join(config.cameras)} and {config.state_dim} joints with {config.action_dim} '
                                'actions; train one with "rmuscle workcell train"')
 
 
-def run_episode(cell: WorkCell, policy: MusclePolicy, seed: int, execute: int,
+def run_episode(cell: Cell, policy: MusclePolicy, seed: int, execute: int,
                 frozen: dict[str, np.ndarray] | None = None) -> Episode:
     """One closed-loop episode: observe, infer, execute the chunk's first ``execute`` commands, until done.
 
@@ -48,30 +46,30 @@ def run_episode(cell: WorkCell, policy: MusclePolicy, seed: int, execute: int,
     frozen: images to show instead of the cameras', a control for a policy that acts blindly.
     """
     cell.reset(seed)
-    policy.reset_episode(TASK)
+    policy.reset_episode(cell.task)
     policy.wait_ready(PATIENCE_S)
     observations, reports = [], []
     step, success = 0, False
-    while step < EPISODE_STEPS and not success:
+    while step < cell.episode_steps and not success:
         images = {camera: image for camera, image in (frozen or cell.images()).items()
                   if camera in policy.config.cameras}
-        observations.append(Observation(images, cell.state(), TASK, step / CONTROL_RATE))
+        observations.append(Observation(images, cell.state(), cell.task, step / cell.control_rate))
         chunk = policy.infer(observations[-1])
         reports.append(chunk.report)
-        policy.chunk_published(execute / CONTROL_RATE)
+        policy.chunk_published(execute / cell.control_rate)
         for command in chunk.actions[:execute]:
             step += 1
             success = cell.step(command)
-            if success or step == EPISODE_STEPS:
+            if success or step == cell.episode_steps:
                 break
         policy.wait_ready(PATIENCE_S)
     return Episode(seed, success, step, observations, reports)
 
 
-def run_episodes(cell: WorkCell, policy: MusclePolicy, seeds: Sequence[int], execute: int, frozen: bool = False,
+def run_episodes(cell: Cell, policy: MusclePolicy, seeds: Sequence[int], execute: int, frozen: bool = False,
                  progress: Callable[[Episode], None] = lambda episode: None) -> list[Episode]:
     """Run every seed; ``frozen`` shows the first seed's first images all the time."""
-    check_fits(policy)
+    check_fits(policy, cell)
     if not 1 <= execute <= policy.config.chunk_size:
         raise ObservationError(f'a chunk has {policy.config.chunk_size} commands, {execute} of it cannot be executed; '
                                f'choose 1 to {policy.config.chunk_size}')

@@ -49,7 +49,7 @@ def test_wilson_interval(cell, successes, low, high):
 def test_an_episode(cell, policy, monkeypatch):
     from rmuscle_core.workcell import evaluate
 
-    monkeypatch.setattr(evaluate, 'EPISODE_STEPS', 30)
+    monkeypatch.setattr(type(cell), 'episode_steps', 30)
     live, = evaluate.run_episodes(cell, policy, [7], execute=12)
     assert live.steps == 30 and len(live.observations) == len(live.reports) == 3
     assert [observation.stamp_s for observation in live.observations] == pytest.approx([0, 0.48, 0.96])
@@ -69,7 +69,7 @@ def test_an_expert_in_place_of_the_network_succeeds(cell, policy, monkeypatch):
     from rmuscle_core.workcell.expert import plan
 
     def infer(observation):
-        step = round(observation.stamp_s * evaluate.CONTROL_RATE)
+        step = round(observation.stamp_s * cell.control_rate)
         if step == 0:
             infer.commands = plan(cell)
         return ActionChunk(infer.commands[step:step + 16], CallReport(milliseconds={'total': 1.0}))
@@ -99,9 +99,7 @@ def test_a_checkpoint_of_another_robot_is_refused(cell, policy, monkeypatch):
 
 
 def test_the_commands_from_demonstrations_to_a_result(cell, checkpoint, tmp_path, capsys, monkeypatch):
-    from rmuscle_core.workcell import evaluate
-
-    monkeypatch.setattr(evaluate, 'EPISODE_STEPS', 12)
+    monkeypatch.setattr(type(cell), 'episode_steps', 12)
     data = tmp_path / 'demos.npz'
     assert main(['workcell', 'demos', '--episodes', '1', '--located', '10', '--every', '20', '--out', str(data)]) == 0
     assert main(['workcell', 'train', '--data', str(data), '--out', str(tmp_path / 'policy'), '--device', 'cpu',
@@ -120,11 +118,11 @@ def test_recordings_hold_the_successful_episodes(cell, policy, tmp_path, monkeyp
     from rmuscle_core.library.recording import open_recording
     from rmuscle_core.workcell import commands, evaluate
 
-    monkeypatch.setattr(evaluate, 'EPISODE_STEPS', 24)
+    monkeypatch.setattr(type(cell), 'episode_steps', 24)
     first, second = evaluate.run_episodes(cell, policy, [3, 4], execute=12)
     commands.record(tmp_path / 'recording.h5', [first, replace(second, success=True)])
     with open_recording(tmp_path / 'recording.h5') as recording:
         episode, = list(recording)
-        assert recording.joints == evaluate.JOINTS
+        assert recording.joints == cell.joints
     assert episode.name == 'seed-4' and episode.success and len(episode.observations) == 2
     assert np.array_equal(episode.observations[1].images['left_wrist'], second.observations[1].images['left_wrist'])
