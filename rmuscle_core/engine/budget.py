@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import torch
 
 from rmuscle_core.engine.plan import arena_shape
 from rmuscle_core.errors import SettingsError
+from rmuscle_core.memory_free import available_bytes
 from rmuscle_core.model import VLA, ModelConfig
 from rmuscle_core.settings import Settings
 
@@ -48,14 +49,6 @@ def _modulation_numbers(config: ModelConfig) -> int:
     return (2 * expert.layers + 1) * 3 * expert.width + expert.layers * products
 
 
-def available_bytes(device: torch.device) -> int:
-    """Free memory of a device; of the host for a CPU."""
-    if device.type == 'cuda':
-        return torch.cuda.mem_get_info(device)[0]
-    lines = Path('/proc/meminfo').read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith('MemAvailable'))
-
-
 def require_memory(budget: dict[str, int], slots: int, device: torch.device) -> None:
     """Raise SettingsError, with what to lower, when the budget exceeds what the device has free."""
     free = available_bytes(device)
@@ -64,3 +57,18 @@ def require_memory(budget: dict[str, int], slots: int, device: torch.device) -> 
         raise SettingsError(f'the model and {slots} reference slots need {budget["total"] / 1e9:.2f} GB, {device} has '
                             f'{free / 1e9:.2f} GB free; lower slots ({references / slots / 1e6:.0f} MB each), or '
                             'set sketch_width or residual = none')
+
+
+def affordable_slots(config: ModelConfig, settings: Settings, views: int, device: torch.device) -> int:
+    """How many of the slots asked for fit beside a model whose weights are loaded already; 0: calls can only run dense.
+
+    Raises SettingsError when not even dense calls fit.
+    """
+    free = available_bytes(device)
+    bare = memory_budget(config, replace(settings, slots=0), views)
+    each = memory_budget(config, replace(settings, slots=1), views)['total'] - bare['total']
+    needed = bare['total'] - bare['weights']
+    if needed > free:
+        raise SettingsError(f'a dense policy call needs {needed / 1e9:.2f} GB beside the weights, {device} has '
+                            f'{free / 1e9:.2f} GB free; free memory, use fewer cameras or weight_dtype fp8')
+    return min(settings.slots, int((free - needed) // each))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights in and out of LeRobot's checkpoint layout."""
+"""A model out of a checkpoint directory, and into one in LeRobot's layout."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from rmuscle_core.errors import CheckpointError, SettingsError
-from rmuscle_core.model.checkpoint_config import WEIGHTS, config_json, load_config
-from rmuscle_core.model.layout import EMBEDDING, LANGUAGE_HEAD, canonical, is_dead, tensor_views
+from rmuscle_core.memory_free import available_bytes
+from rmuscle_core.model.checkpoint_config import config_json, load_config
+from rmuscle_core.model.layout import is_dead, tensor_views
 from rmuscle_core.model.vla import VLA
+from rmuscle_core.model.weights import SINGLE, Weights
 
 
 def load_model(directory: str | Path, device: torch.device | str = 'cpu', dtype: str | None = None,
@@ -44,7 +45,7 @@ def load_model(directory: str | Path, device: torch.device | str = 'cpu', dtype:
     _check_memory(model, device)
     model.to_empty(device=device)
     model.make_tables()
-    _read_weights(Path(directory) / WEIGHTS, model, device)
+    _read_weights(Weights(Path(directory)), model)
     if weight_dtype == 'fp8':
         quantize_ffns(model)
     model.eval().requires_grad_(False)
@@ -63,33 +64,26 @@ def save_checkpoint(model: VLA, directory: str | Path, extra_config: Mapping[str
     tensors = {f'model.{name}': view.to('cpu', storage).contiguous().clone()
                for name, view in tensor_views(model).items()}
     # A reader never meets half a file, and an interrupted training keeps its last checkpoint.
-    partial = directory / f'.{WEIGHTS}'
+    partial = directory / f'.{SINGLE}'
     save_file(tensors, partial, metadata={'format': 'pt'})
-    os.replace(partial, directory / WEIGHTS)
+    os.replace(partial, directory / SINGLE)
     config = {**config_json(model.config), **(extra_config or {})}
     (directory / 'config.json').write_text(json.dumps(config, indent=4) + '\n')
 
 
-def _read_weights(path: Path, model: VLA, device: torch.device | str) -> None:
+def _read_weights(weights: Weights, model: VLA) -> None:
     views = tensor_views(model)
-    with safe_open(path, 'pt', device=str(device)) as weights:
-        keys = weights.keys()
-        stored = {canonical(key): key for key in keys}
-        if EMBEDDING not in stored and LANGUAGE_HEAD in stored:
-            # Tied models are saved under the name of the head alone.
-            stored[EMBEDDING] = stored[LANGUAGE_HEAD]
-        missing = [name for name in views if name not in stored]
-        unexpected = [name for name in stored if name not in views and not is_dead(name, model.config.prefix.layers)]
-        shapes = {name: tuple(weights.get_slice(stored[name]).get_shape()) for name in views if name in stored}
-        misshapen = [f'{name} {shape} instead of {tuple(views[name].shape)}' for name, shape in shapes.items()
-                     if shape != tuple(views[name].shape)]
-        for fault, names in (('lacks', missing), ('holds unexpected', unexpected), ('holds misshapen', misshapen)):
-            if names:
-                raise CheckpointError(f'{path} {fault} {len(names)} tensor{"s" * (len(names) > 1)}: '
-                                      f'{", ".join(sorted(names))}; load and re-save the checkpoint with LeRobot 0.4 '
-                                      'or later, or download it again')
-        for name, view in views.items():
-            view.copy_(weights.get_tensor(stored[name]))
+    missing = [name for name in views if name not in weights]
+    unexpected = [name for name in weights if name not in views and not is_dead(name, model.config.prefix.layers)]
+    misshapen = [f'{name} {weights.shape(name)} instead of {tuple(view.shape)}' for name, view in views.items()
+                 if name in weights and weights.shape(name) != tuple(view.shape)]
+    for fault, names in (('lacks', missing), ('holds unexpected', unexpected), ('holds misshapen', misshapen)):
+        if names:
+            raise CheckpointError(f'{weights.path} {fault} {len(names)} tensor{"s" * (len(names) > 1)}: '
+                                  f'{", ".join(sorted(names))}; load and re-save the checkpoint with LeRobot 0.4 '
+                                  'or later, or download it again')
+    for name, view in views.items():
+        weights.read_into(name, view)
 
 
 def _checked_device(device: torch.device | str) -> torch.device:
@@ -105,10 +99,8 @@ def _checked_device(device: torch.device | str) -> torch.device:
 
 
 def _check_memory(model: VLA, device: torch.device) -> None:
-    if device.type != 'cuda':
-        return
     needed = sum(x.numel() * x.element_size() for x in model.parameters())
-    free, _ = torch.cuda.mem_get_info(device)
+    free = available_bytes(device)
     if needed > free:
         raise CheckpointError(f'the weights need {needed / 1e9:.1f} GB as {model.config.dtype} but {device} has '
                               f'{free / 1e9:.1f} GB free; free memory or choose dtype bfloat16')

@@ -1,51 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ModelConfig of a LeRobot checkpoint directory: sizes from tensor shapes, semantics from config.json."""
+"""ModelConfig of a checkpoint directory: sizes from tensor shapes, semantics from its configuration."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from rmuscle_core.errors import CheckpointError
 from rmuscle_core.model.config import ModelConfig, TransformerConfig, VisionConfig
-from rmuscle_core.model.layout import EMBEDDING, EXPERT, LANGUAGE, LANGUAGE_HEAD, VISION, canonical
+from rmuscle_core.model.formats import open_source
+from rmuscle_core.model.layout import EMBEDDING, EXPERT, LANGUAGE, VISION
+from rmuscle_core.model.options import read_json
+from rmuscle_core.model.weights import Weights
 
-WEIGHTS = 'model.safetensors'
 IMAGES = 'observation.images.'
 STATE, ACTION = 'observation.state', 'action'
 # Set, each of these makes a different network or different weights than the file holds.
-UNSUPPORTED = ('use_visual_memory', 'use_proprioceptive_memory', 'use_peft')
+UNSUPPORTED = ('use_visual_memory', 'use_proprioceptive_memory', 'use_peft', 'adapt_to_pi_aloha',
+               'use_delta_joint_actions_aloha')
+OLD_LAYOUT = ('paligemma_with_expert.paligemma.language_model.', 'paligemma_with_expert.paligemma.vision_tower.',
+              'normalize_inputs.')
 VARIANTS = {'paligemma_variant': 'gemma_2b', 'action_expert_variant': 'gemma_300m'}
-
-
-class Shapes(dict):
-    """Canonical tensor name -> shape of a weights file; a missing name is a CheckpointError."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with safe_open(path, 'pt') as weights:
-                keys = weights.keys()
-                super().__init__((canonical(key), tuple(weights.get_slice(key).get_shape())) for key in keys)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"cannot read the weights {path}: {error}; expected LeRobot's single-file "
-                                  'checkpoint, copy the directory again') from error
-        if EMBEDDING not in self and LANGUAGE_HEAD in self:
-            self[EMBEDDING] = self[LANGUAGE_HEAD]
-
-    def __missing__(self, name: str) -> tuple[int, ...]:
-        raise CheckpointError(f'{self.path} has no tensor {name}, so it is no complete pi0 or pi0.5 checkpoint in '
-                              'LeRobot 0.4+ layout; load and re-save it with LeRobot')
-
-    def count(self, stack: str) -> int:
-        """Layers of a stack, from the indices after ``layers.``."""
-        start = stack + 'layers.'
-        return 1 + max((int(name[len(start):].split('.')[0]) for name in self if name.startswith(start)), default=-1)
 
 
 def load_config(directory: str | Path) -> ModelConfig:
@@ -53,21 +30,21 @@ def load_config(directory: str | Path) -> ModelConfig:
 
     Raises CheckpointError naming the file and the key or tensor.
     """
-    directory = Path(directory)
-    path = directory / 'config.json'
-    raw = read_json(path)
-    shapes = Shapes(directory / WEIGHTS)
-    kind = 'pi0' if 'state_proj.weight' in shapes else 'pi05'
+    source = open_source(directory)
+    directory, path, raw = source.directory, source.described_by, source.raw
+    weights = Weights(directory)
+    kind = 'pi0' if 'state_proj.weight' in weights else 'pi05'
+    _refuse_old_layout(weights)
     _refuse_unsupported(raw, kind, path)
     inputs, outputs = raw.get('input_features') or {}, raw.get('output_features') or {}
     dtype = raw.get('dtype', 'float32')
     chunk = raw.get('chunk_size', 50)
-    stacks = _vision(raw, shapes, directory), _transformer(shapes, LANGUAGE), _transformer(shapes, EXPERT)
+    stacks = _vision(raw, weights, directory), _transformer(weights, LANGUAGE), _transformer(weights, EXPERT)
     try:
         config = ModelConfig(
-            kind, *stacks, vocab=shapes[EMBEDDING][0], cameras=_cameras(inputs, path),
+            kind, *stacks, vocab=weights.shape(EMBEDDING)[0], cameras=_cameras(inputs, path),
             state_dim=_width(inputs, STATE, path), action_dim=_width(outputs, ACTION, path),
-            padded_dim=shapes['action_in_proj.weight'][1], chunk_size=chunk,
+            padded_dim=weights.shape('action_in_proj.weight')[1], chunk_size=chunk,
             steps=raw.get('num_inference_steps', 10),
             prompt_length=raw.get('tokenizer_max_length', 200 if kind == 'pi05' else 48), dtype=dtype,
             min_period=raw.get('min_period', 4e-3), max_period=raw.get('max_period', 4.0),
@@ -94,28 +71,25 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a checkpoint; raises CheckpointError naming the file."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f'cannot read {path} ({error}); point to a complete LeRobot checkpoint directory '
-                              '(usually .../pretrained_model)') from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f'{path} must hold a JSON object, not a {type(content).__name__}; re-export the '
-                              'checkpoint')
-    return content
+def _refuse_old_layout(weights: Weights) -> None:
+    old = next((name for name in weights if name.startswith(OLD_LAYOUT)), None)
+    if old:
+        raise CheckpointError(f'{weights.path} names its tensors as LeRobot did before 0.4 ({old}); load and re-save '
+                              'it with LeRobot 0.4 or later (its script migrate_policy_normalization.py)')
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], kind: str, path: Path) -> None:
     if raw.get('type', kind) != kind:
-        raise CheckpointError(f'{path} says type {raw["type"]!r} but the tensors are those of {kind}; correct "type", '
-                              'or use a pi0 or pi05 checkpoint')
+        raise CheckpointError(f'{path} says type {raw["type"]!r} but the tensors are those of {kind}; correct it '
+                              '(in rmuscle.yaml it is "model"), or use a pi0 or pi05 checkpoint')
     for key in UNSUPPORTED:
         if raw.get(key):
             raise CheckpointError(f'{path} sets {key}, which is not supported; '
                                   + ('merge the adapter into the base model first' if key == 'use_peft'
                                      else 'use a checkpoint trained without it'))
+    if raw.get('n_obs_steps', 1) != 1:
+        raise CheckpointError(f'{path} sets n_obs_steps to {raw["n_obs_steps"]!r}; only 1 is supported, so use a '
+                              'checkpoint that looks at one observation')
     for key, value in VARIANTS.items():
         if raw.get(key, value) != value:
             raise CheckpointError(f'{path} sets {key} to {raw[key]!r}; only {value!r} is supported, so use a '
@@ -139,12 +113,12 @@ def _width(features: Mapping[str, Any], key: str, path: Path) -> int:
     return shape[0]
 
 
-def _vision(raw: Mapping[str, Any], shapes: Shapes, directory: Path) -> VisionConfig:
-    tokens, width = shapes[VISION + 'embeddings.position_embedding.weight']
-    patch = shapes[VISION + 'embeddings.patch_embedding.weight'][-1]
+def _vision(raw: Mapping[str, Any], weights: Weights, directory: Path) -> VisionConfig:
+    tokens, width = weights.shape(VISION + 'embeddings.position_embedding.weight')
+    patch = weights.shape(VISION + 'embeddings.patch_embedding.weight')[-1]
     return VisionConfig(image_size=math.isqrt(tokens) * patch, patch=patch, width=width,
-                        layers=shapes.count(VISION + 'encoder.'),
-                        mlp=shapes[VISION + 'encoder.layers.0.mlp.fc1.weight'][0],
+                        layers=weights.count(VISION + 'encoder.'),
+                        mlp=weights.shape(VISION + 'encoder.layers.0.mlp.fc1.weight')[0],
                         heads=_vision_heads(raw, width, directory))
 
 
@@ -161,11 +135,11 @@ def _vision_heads(raw: Mapping[str, Any], width: int, directory: Path) -> int:
                           'attention heads is unknown; add the key "rmuscle_vision_heads"')
 
 
-def _transformer(shapes: Shapes, stack: str) -> TransformerConfig:
+def _transformer(weights: Weights, stack: str) -> TransformerConfig:
     first = stack + 'layers.0.'
-    query, width = shapes[first + 'self_attn.q_proj.weight']
-    head_dim = shapes[first + 'self_attn.k_proj.weight'][0]
-    return TransformerConfig(width, shapes.count(stack), shapes[first + 'mlp.gate_proj.weight'][0],
+    query, width = weights.shape(first + 'self_attn.q_proj.weight')
+    head_dim = weights.shape(first + 'self_attn.k_proj.weight')[0]
+    return TransformerConfig(width, weights.count(stack), weights.shape(first + 'mlp.gate_proj.weight')[0],
                              query // head_dim, 1, head_dim)
 
 

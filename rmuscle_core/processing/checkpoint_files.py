@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rmuscle_core.errors import CheckpointError
-from rmuscle_core.model.checkpoint_config import read_json
+from rmuscle_core.model.options import read_json
 
 PRE, POST = 'policy_preprocessor', 'policy_postprocessor'
 NORMALIZER, UNNORMALIZER = 'normalizer_processor', 'unnormalizer_processor'

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from rmuscle_core.errors import CheckpointError, ObservationError
-from rmuscle_core.model.checkpoint_config import read_json
+from rmuscle_core.model.options import read_json
 from rmuscle_core.observation import Observation
 from rmuscle_core.processing import checkpoint_files as files
 from rmuscle_core.processing.images import to_image

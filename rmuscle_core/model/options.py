@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small files beside the weights: JSON that training wrote, and ``rmuscle.yaml``, where a user adds what it left out.
+
+For a LeRobot checkpoint ``rmuscle.yaml`` may hold ``compat`` (lerobot05, lerobot04), ``tokenizer`` (a file or folder,
+or "byte"), ``rounded_rope`` (true, false) and ``vision_heads``. They act like the config.json keys "rmuscle_...".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rmuscle_core.errors import CheckpointError
+
+OPTIONS = 'rmuscle.yaml'
+LEROBOT_OPTIONS = {'compat': str, 'tokenizer': str, 'rounded_rope': bool, 'vision_heads': int}
+TYPE_NAMES = {str: 'text', bool: 'true or false', int: 'a whole number', dict: 'a mapping', list: 'a list'}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a checkpoint; raises CheckpointError naming the file."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f'cannot read {path} ({error}); point to a complete LeRobot checkpoint directory '
+                              '(usually .../pretrained_model)') from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f'{path} must hold a JSON object, not a {type(content).__name__}; re-export the '
+                              'checkpoint')
+    return content
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a mapping of text keys from YAML; raises CheckpointError naming the file."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = ' '.join(str(error).split())
+        raise CheckpointError(f'cannot read {path} ({reason}); see docs/checkpoints.md for its keys') from error
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise CheckpointError(f'{path} must hold "key: value" lines, not a {type(content).__name__}; see '
+                              'docs/checkpoints.md')
+    return content
+
+
+def check_types(content: Mapping[str, Any], types: Mapping[str, type], where: str) -> None:
+    """Raise CheckpointError for a key that is not among ``types`` or has another type."""
+    for key, value in content.items():
+        if key not in types:
+            raise CheckpointError(f'{where} has the unknown key {key!r}; known are {", ".join(types)}')
+        kind = types[key]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise CheckpointError(f'{where}: {key} must be {TYPE_NAMES[kind]}, not {value!r}')
+
+
+def check_options(options: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The options of a LeRobot checkpoint as config.json keys."""
+    check_types(options, LEROBOT_OPTIONS, str(path))
+    return {f'rmuscle_{key}': value for key, value in options.items()}
