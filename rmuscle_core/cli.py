@@ -19,9 +19,11 @@ COMMANDS = {
     'verify': ('rmuscle_core.verify', 'compare this implementation with recorded outputs of another'),
     'library': ('rmuscle_core.library.commands', 'look into, check and build episode libraries'),
     'bench': ('rmuscle_core.bench.commands', 'measure policy calls, dense and cached'),
+    'serve': ('rmuscle_core.serve.commands', 'answer openpi clients over a websocket'),
     'workcell': ('rmuscle_core.workcell.commands', 'simulated two-arm work cell: demonstrations, training, evaluation'),
 }
-EXTRAS = {'triton': 'gpu', 'rosbags': 'bags', 'gym_aloha': 'workcell', 'dm_control': 'workcell', 'mujoco': 'workcell'}
+EXTRAS = {'triton': 'gpu', 'rosbags': 'bags', 'pyarrow': 'lerobot', 'av': 'lerobot', 'websockets': 'serve',
+          'msgpack': 'serve', 'gym_aloha': 'workcell', 'dm_control': 'workcell', 'mujoco': 'workcell'}
 USAGE, DATA = 2, 3
 
 
