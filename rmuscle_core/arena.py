@@ -51,17 +51,24 @@ class ReferenceArena:
     """
 
     def __init__(self, shape: ArenaShape, slots: int, dtype: torch.dtype, device: torch.device | str) -> None:
-        make = {'dtype': dtype, 'device': device}
-        self.shape, self.slots = shape, slots
-        self.x = torch.zeros(slots, shape.layers, shape.tokens, shape.compare_width, **make)
-        self.y = torch.zeros(slots, shape.layers, shape.tokens, shape.width, **make)
-        self.neurons = torch.zeros(slots, shape.groups, shape.action_layers, shape.masked, dtype=torch.int32,
-                                   device=device)
-        self.residual = torch.zeros(slots, shape.steps, shape.action_layers, shape.suffix, shape.action_width,
-                                    **make) if shape.with_residual else None
+        self.shape, self._make = shape, {'dtype': dtype, 'device': device}
+        self.hold(slots)
         self.slot = torch.zeros(1, dtype=torch.int32, device=device)
         self.projection = (None if shape.compare_width == shape.width
-                           else sketch_projection(shape.width, shape.compare_width).to(**make))
+                           else sketch_projection(shape.width, shape.compare_width).to(**self._make))
+
+    def hold(self, slots: int) -> None:
+        """Have room for this many references, all empty; what was held is given up before anything is allocated."""
+        shape, make = self.shape, self._make
+        self.x = self.y = self.neurons = self.residual = None
+        self.slots = slots
+        self.x = torch.zeros(slots, shape.layers, shape.tokens, shape.compare_width, **make)
+        self.y = torch.zeros(slots, shape.layers, shape.tokens, shape.width, **make)
+        self.neurons = torch.zeros(slots, shape.groups, shape.action_layers, shape.masked,
+                                   **{**make, 'dtype': torch.int32})
+        if shape.with_residual:
+            self.residual = torch.zeros(slots, shape.steps, shape.action_layers, shape.suffix, shape.action_width,
+                                        **make)
 
     def comparable(self, x: torch.Tensor) -> torch.Tensor:
         """Return rows [R, D] as they are compared: themselves, or their sketch [R, S]."""

@@ -1,15 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which engine serves a model."""
+"""Which engine serves a model, and with how many reference slots."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import torch
 
+from rmuscle_core.engine.budget import affordable_slots
 from rmuscle_core.engine.eager import EagerEngine
+from rmuscle_core.engine.faults import device_failed, free_device_memory, out_of_memory
 from rmuscle_core.engine.graphs import GraphEngine
+from rmuscle_core.engine.probe import first_line, remedy, require_torch_kernels, triton_obstacle
 from rmuscle_core.engine.self_check import disagreement
+from rmuscle_core.errors import SettingsError
 from rmuscle_core.model import VLA, ModelConfig
 from rmuscle_core.settings import Settings
 
@@ -19,14 +24,49 @@ GRAIN = 256  # widths that the kernels' tiles divide on every GPU
 
 
 def build_engine(model: VLA, settings: Settings, views: int) -> EagerEngine | GraphEngine:
+    """The fastest engine that computes right here, with as many of the slots asked for as the device has memory for.
+
+    What was asked for and could not be had is in ``problems``. Raises SettingsError when torch has no kernels for the
+    GPU, or when it has no memory for dense calls.
+    """
+    device, problem = model.cos.device, ''
+    require_torch_kernels(device)
+    slots = affordable_slots(model.config, settings, views, device)
+    while True:
+        try:
+            engine = _with_slots(model, replace(settings, slots=slots), views)
+            break
+        except Exception as error:  # noqa: BLE001 - memory that runs out has many types
+            if not out_of_memory(error):
+                raise
+            if not slots:
+                raise SettingsError(f'{device} has no memory for a dense policy call ({first_line(error)}); free '
+                                    'memory, use fewer cameras or weight_dtype fp8') from error
+        slots //= 2  # the figures were wrong: other programs, fragmentation, a driver that does not tell
+        free_device_memory(device)
+    if slots < settings.slots:
+        problem = (f'{device} has memory for {slots} of the {settings.slots} reference slots asked for; lower slots, '
+                   'set sketch_width, or free memory')
+        log.warning(problem)
+        engine.problems.append(problem)
+    return engine
+
+
+def _with_slots(model: VLA, settings: Settings, views: int) -> EagerEngine | GraphEngine:
     """The graph engine for a pi0.5 on a GPU that the kernels fit and that computes right with them, else the eager."""
-    if model.cos.device.type != 'cuda':
+    device = model.cos.device
+    if not accelerated(device):
         return EagerEngine(model, settings, views)
-    reason = obstacle(model.config)
+    reason = obstacle(model.config) or triton_obstacle(device)
     if reason:
-        log.warning(f'calls run on the plain engine, several times slower than the fast one, since {reason}')
-        return EagerEngine(model, settings, views)
+        return _plain(model, settings, views,
+                      f'calls run on the plain engine, several times slower than the fast one, since {reason}')
     return checked(GraphEngine, model, settings, views)
+
+
+def accelerated(device: torch.device) -> bool:
+    """Whether the fast engine is meant for the device."""
+    return device.type == 'cuda'
 
 
 def checked(kind: type[GraphEngine], model: VLA, settings: Settings, views: int) -> EagerEngine | GraphEngine:
@@ -34,14 +74,18 @@ def checked(kind: type[GraphEngine], model: VLA, settings: Settings, views: int)
     try:
         engine = kind(model, settings, views)
         problem = disagreement(engine, model)
-    except torch.OutOfMemoryError:
-        raise  # the eager engine needs as much
     except Exception as error:  # noqa: BLE001 - compilers raise what they like, and each has a slower way round it
-        problem = (f'the fast engine does not run here ({type(error).__name__}: {error}); calls run on the plain '
-                   'engine, slower. On Jetson Thor set TRITON_PTXAS_BLACKWELL_PATH to the ptxas of CUDA 13')
-    if problem:
-        log.warning(problem)
-        return EagerEngine(model, settings, views)
+        if out_of_memory(error) or device_failed(error):
+            raise  # the eager engine needs as much
+        problem = (f'the fast engine does not run here ({first_line(error)}); calls run on the plain engine, slower; '
+                   f'{remedy(error)}')
+    return _plain(model, settings, views, problem) if problem else engine
+
+
+def _plain(model: VLA, settings: Settings, views: int, problem: str) -> EagerEngine:
+    log.warning(problem)
+    engine = EagerEngine(model, settings, views)
+    engine.problems.append(problem)
     return engine
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from rmuscle_core.arena import ReferenceArena
+from rmuscle_core.engine.faults import free_device_memory
 from rmuscle_core.engine.plan import CallPlan, arena_shape
 from rmuscle_core.ffn import ContextFFN, DenseFFN, NeuronFFN, RecordFFN, ResidualFFN, ScoreFFN
 from rmuscle_core.library import Reference
@@ -49,11 +50,18 @@ class EagerEngine:
         generator = torch.Generator().manual_seed(settings.noise_seed)
         noise = torch.randn(1, model.config.chunk_size, model.config.padded_dim, generator=generator)
         self.noise = noise.to(self.device)
+        self.problems: list[str] = []  # what was asked for and could not be had, one sentence each
         self.recomputed: list[torch.Tensor] = []  # rows recomputed by the last call, per prefix layer
         self._workspace: dict = {}  # of the inference thread's NeuronFFN, from call to call
 
     def prepare(self, settings: Settings, text: int) -> None:
         """Nothing is made in advance here; see GraphEngine."""
+
+    def shrink(self, slots: int) -> None:
+        """Give memory back: the arena keeps this many slots, empty. Nobody may be using it."""
+        self.arena.hold(0)
+        free_device_memory(self.device)
+        self.arena.hold(slots)
 
     @torch.inference_mode()
     def embed(self, inputs: ModelInputs) -> Embedded:

@@ -14,6 +14,7 @@ import torch
 
 from rmuscle_core.arena import ReferenceArena
 from rmuscle_core.engine.eager import Embedded
+from rmuscle_core.engine.faults import free_device_memory
 from rmuscle_core.engine.lane import Checkpoint, Lane, make_lanes
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import CallPlan, arena_shape, bucket_of, plan_call
@@ -79,6 +80,18 @@ class GraphEngine:
         self._actions = torch.zeros(config.chunk_size, config.padded_dim, device=device)
         self._chunk = torch.zeros(config.chunk_size, config.padded_dim, pin_memory=cuda)
         self._latest: Embedded | None = None
+        self.problems: list[str] = []  # what was asked for and could not be had, one sentence each
+
+    def shrink(self, slots: int) -> None:
+        """Give memory back: the arena keeps this many slots, empty. Nobody may be using it.
+
+        Programs hold its addresses, so they go too; a call captures its own again.
+        """
+        self.calls.forget()
+        self.spare.forget()
+        self.arena.hold(0)
+        free_device_memory(self.device)
+        self.arena.hold(slots)
 
     @torch.inference_mode()
     def prepare(self, settings: Settings, text: int) -> None:
@@ -94,7 +107,8 @@ class GraphEngine:
         with self.calls.running():
             for rows in sorted(near):
                 self.calls.prepare(('embed', views, rows), partial(self._embed, views, rows))
-                for plan in (CallPlan(), plan_call(settings, config, tokens, rows)):
+                cached = [plan_call(settings, config, tokens, rows)] if self.arena.slots else []
+                for plan in (CallPlan(), *cached):
                     self._prepare_call(tokens + rows, plan)
 
     @torch.inference_mode()

@@ -45,6 +45,10 @@ class DirectLane:
         """Record the body under a key if it is not yet."""
         self._bodies.setdefault(key, body)
 
+    def forget(self) -> None:
+        """Drop everything recorded."""
+        self._bodies.clear()
+
     def replay(self, key: Hashable, checkpoint: Checkpoint = go_on) -> None:
         """Run what is recorded; checkpoint may raise at a cut to abandon it."""
         self._bodies[key](checkpoint)
@@ -103,6 +107,12 @@ class CudaLane:
             gc.collect()  # so that nothing is freed inside the capture, which would break it
             self._programs[key] = self._capture(body)
         log.info('captured %s in %.0f ms', key, 1e3 * (time.perf_counter() - start))
+
+    def forget(self) -> None:
+        """Drop everything captured, once what is replayed of it is done."""
+        self.stream.synchronize()
+        with _capturing:
+            self._programs.clear()
 
     def _capture(self, body: Body) -> list[torch.cuda.CUDAGraph]:
         """One graph per stretch between cuts, so that a replay can stop at any of them."""
