@@ -12,16 +12,19 @@ from typing import Any
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 
-from rmuscle_core.errors import RMuscleError
+from rmuscle_core.errors import DeviceError, RMuscleError
 
 LOG_PERIOD_S = 5.0
 
 
 class RetryableLifecycleNode(LifecycleNode):
-    """LifecycleNode whose failed transitions leave the former state, ready for another try."""
+    """LifecycleNode whose failed transitions leave the former state, ready for another try.
+
+    ``fatal``: the device has failed for good, the process has to end; spin.run watches it.
+    """
 
     def __init__(self, name: str, **kwargs: Any):
-        self.last_error = ''
+        self.last_error, self.fatal = '', False
         self.in_transition = False  # a transition may take long, loading weights; spin.run cuts it off on a signal
         self._complained: dict[tuple[str, str], float] = {}
         super().__init__(name, **kwargs)
@@ -42,20 +45,22 @@ class RetryableLifecycleNode(LifecycleNode):
         """unconfigured, inactive, active or finalized."""
         return self._state_machine.current_state[1]
 
-    def complain(self, error: Exception, where: str, always: bool = False) -> None:
+    def complain(self, error: Exception, where: str, in_full: bool = False) -> None:
         """Log an exception and keep it as ``last_error``; callable from any thread.
 
         A refusal is one sentence; anything unforeseen comes with its traceback. The same complaint (up to its first
-        colon, where the topic stands) is logged once in LOG_PERIOD_S, or ``always``.
+        colon, where the topic stands) is logged once in LOG_PERIOD_S. ``in_full``: always, and with the traceback.
         """
+        self.fatal = self.fatal or isinstance(error, DeviceError)
         foreseen = isinstance(error, RMuscleError)
-        self.last_error = str(error) if foreseen else f'{type(error).__name__}: {error}'
+        text = str(error) if foreseen else f'{type(error).__name__}: {error}'
+        self.last_error = ' '.join(text.split())  # one line, for ~/status and /diagnostics
         key, now = (where, self.last_error.partition(':')[0]), time.monotonic()
-        if not always and now - self._complained.get(key, -LOG_PERIOD_S) < LOG_PERIOD_S:
+        if not in_full and now - self._complained.get(key, -LOG_PERIOD_S) < LOG_PERIOD_S:
             return
         self._complained[key] = now
         self.get_logger().error(f'{where}: {self.last_error}')
-        if not foreseen:
+        if in_full or not foreseen:
             self.get_logger().error(''.join(traceback.format_exception(type(error), error, error.__traceback__)))
 
     def guarded(self, callback: Callable) -> Callable:
@@ -71,7 +76,7 @@ class RetryableLifecycleNode(LifecycleNode):
 
 
 def transition(method: Callable) -> Callable:
-    """Wrap an ``on_*`` method that returns nothing: SUCCESS, or the reason in the log and FAILURE.
+    """Wrap an ``on_*`` method that returns nothing: SUCCESS, or reason and traceback in the log and FAILURE.
 
     rclpy swallows what a transition raises without a word, so this is where it comes to light.
     """
@@ -81,7 +86,7 @@ def transition(method: Callable) -> Callable:
         try:
             method(self, state)
         except Exception as error:  # noqa: BLE001 - see above
-            self.complain(error, method.__name__, always=True)
+            self.complain(error, method.__name__, in_full=True)
             return TransitionCallbackReturn.FAILURE
         finally:
             self.in_transition = False

@@ -23,11 +23,11 @@ from trajectory_msgs.msg import JointTrajectory
 from rmuscle.msg import ActionChunk as ActionChunkMessage
 from rmuscle.msg import CacheStatus, NodeStatus
 from rmuscle_core.errors import ObservationError, RMuscleError
-from rmuscle_core.observation import ActionChunk
+from rmuscle_core.observation import ActionChunk, Leftover
 from rmuscle_core.sensing.observe import ObservationBuffer, Snapshot
 from rmuscle_ros.checkpoint import load_config, load_policy
 from rmuscle_ros.clock import NodeClock
-from rmuscle_ros.contract import Contract, check_contract, required
+from rmuscle_ros.contract import Contract, check_action_mode, check_contract, required
 from rmuscle_ros.diagnostics import ERROR, OK, InputDiagnostics, cache_entry, diagnostic_array, entry, policy_entry
 from rmuscle_ros.health import Health, status_message
 from rmuscle_ros.lifecycle import LOG_PERIOD_S, RetryableLifecycleNode, transition
@@ -36,6 +36,7 @@ from rmuscle_ros.publish import ChunkPublisher
 from rmuscle_ros.services import Services
 from rmuscle_ros.spin import run
 from rmuscle_ros.topics import COMMAND, IMAGE, JOINTS, PROMPT, REPORT, Topics
+from rmuscle_ros.unit_check import UnitCheck
 from rmuscle_ros.worker import InferenceWorker
 
 WATCHDOG_S, HEARTBEAT_S, DIAGNOSTICS_S, JOIN_S = 0.1, 0.2, 1.0, 2.0
@@ -58,7 +59,6 @@ class PolicyNode(RetryableLifecycleNode):
         self._health: Health | None = None
         self._said = ''  # prompt from the topic
         self._give_up, self._failures = '', 0
-        self.fatal = False
         self._topics = Topics(self)
         self._params = NodeParameters(self, lambda: self._policy is not None, self._parameters_changed)
         self._time = NodeClock(self, self._moved_back)
@@ -82,6 +82,7 @@ class PolicyNode(RetryableLifecycleNode):
         try:
             self._policy = self._make_policy(options.checkpoint, self._params.settings, options.library or None,
                                              options.device, contract.cameras)
+            check_action_mode(self._policy, options)
             self._policy.execute_steps = contract.execute_steps
             self._policy.warm_up(options.prompt)
             self._connect(contract)
@@ -92,6 +93,8 @@ class PolicyNode(RetryableLifecycleNode):
 
     @transition
     def on_activate(self, state: Any) -> None:
+        self._units.restart()
+        self._units.check(self._buffer.measured(self._time.now_ns()))
         super().on_activate(state)
         if self._params.node_settings.autostart_episode:
             self.begin_episode()
@@ -123,6 +126,7 @@ class PolicyNode(RetryableLifecycleNode):
         if self._policy is not None:
             self._policy.close()
         self._policy = self._worker = self._buffer = self._output = self._inputs = self._health = None
+        self._units = None
         self._topics.close()
         gc.collect()
         torch = sys.modules.get('torch')
@@ -141,7 +145,8 @@ class PolicyNode(RetryableLifecycleNode):
                                       self._topics.publisher(ActionChunkMessage, '~/action_chunk', REPORT),
                                       self._topics.publisher(CacheStatus, '~/cache_status', REPORT),
                                       contract.joints, options, contract.execute_steps)
-        self._worker = InferenceWorker(self._policy, self._observe, self._deliver, self._failed)
+        self._units, self._horizon = UnitCheck(self._policy, contract.joints), contract.horizon
+        self._worker = InferenceWorker(self._policy, self._observe, self._deliver, self._failed, self._leftover)
         for camera, topic in topics.items():
             kind = CompressedImage if topic.endswith('/compressed') else Image
             self._topics.subscribe(kind, topic, IMAGE, lambda message, camera=camera: self._on_image(camera, message))
@@ -150,7 +155,7 @@ class PolicyNode(RetryableLifecycleNode):
 
     def _log_mapping(self, contract: Contract) -> None:
         cameras = {camera: self._params.topic(camera) for camera in contract.cameras}
-        self.get_logger().info(f'cameras: {cameras}; joints in order: {", ".join(contract.joints.names)}')
+        self.get_logger().info(f'cameras: {cameras}; joints in order:\n{contract.joints.table()}')
         if contract.ignored:
             self.get_logger().warning(f'the checkpoint has no camera {", ".join(contract.ignored)}: not subscribed')
         for problem in self._policy.problems:
@@ -207,13 +212,9 @@ class PolicyNode(RetryableLifecycleNode):
         if self._worker is None:
             return
         self._worker.stop()
-        if not self._output.commanding:
-            return
-        measured = self._buffer.measured(self._time.now_ns())
-        if measured is None:
+        now_ns = self._time.now_ns()
+        if self._output.commanding and not self._output.hold(now_ns, self._buffer.measured(now_ns)):
             self.get_logger().warning('joint_states are not fresh, so no hold was sent; the robot ends its last chunk')
-        else:
-            self._output.hold(measured)
 
     def _watch(self) -> None:
         if self._worker is None:
@@ -264,8 +265,13 @@ class PolicyNode(RetryableLifecycleNode):
         else:
             self._health.waiting_for = self._buffer.problem(now_ns)
             self._asked = self._policy.settings  # what this call goes by, for its report
-            return self._buffer.take(prompt, now_ns, not_before_ns)
+            snapshot = self._buffer.take(prompt, now_ns, not_before_ns)
+            self._units.check(snapshot and snapshot.measured)
+            return snapshot
         return None
+
+    def _leftover(self, snapshot: Snapshot) -> Leftover | None:
+        return None if self._asked.rtc == 'off' else self._output.leftover(snapshot.stamp_ns, self._horizon)
 
     def _deliver(self, chunk: ActionChunk, snapshot: Snapshot) -> tuple[int, float]:
         now_ns = self._time.now_ns()
@@ -274,10 +280,9 @@ class PolicyNode(RetryableLifecycleNode):
                 f'a policy call took {self._health.call_ms / 1e3:.2f} s, the executed steps of a chunk last '
                 f'{self._health.deadline_s:.2f} s: the robot waits; use a faster profile or more execute_steps',
                 throttle_duration_sec=LOG_PERIOD_S)
-        end_ns = self._output.deliver(chunk, snapshot, now_ns, self._asked, self._policy.status())
+        due_ns = self._output.deliver(chunk, snapshot, now_ns, self._asked, self._policy.status())
         self._health.chunk_published()
         self._failures, self.last_error = 0, ''
-        due_ns = end_ns - round(self._params.node_settings.call_lead_s * 1e9)
         return due_ns, max(0.0, (due_ns - now_ns) / 1e9)
 
     def _failed(self, error: Exception) -> None:

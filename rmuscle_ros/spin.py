@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future as Work
 from typing import Any
@@ -16,6 +18,9 @@ from rclpy.task import Future
 
 from rmuscle_core.errors import RMuscleError
 
+EXIT_S = 4.0  # supervisors lose patience after 5
+BOUNDED_THREADS = ('inference', 'reconstruct')  # joined with a time limit, so they may still be there
+
 
 class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM."""
@@ -25,6 +30,7 @@ def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
     """Spin a node until SIGINT or SIGTERM; exit code 0, 1 after a fatal device error, 2 for a bad parameter.
 
     The node closes before ROS shuts down, so that a last message (hold) still goes out; hence our own signal handling.
+    Closing takes EXIT_S at most, then the process ends as it is.
     """
     signalled = False
 
@@ -39,7 +45,7 @@ def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
             raise Interrupted
 
     rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    node, executor = None, SingleThreadedExecutor()
+    node, executor, code = None, SingleThreadedExecutor(), 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, interrupt)
@@ -47,29 +53,47 @@ def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
         executor.add_node(node)
         while rclpy.ok() and not node.fatal and not signalled:
             executor.spin_once(timeout_sec=0.1)
-        return 1 if node.fatal else 0
+        code = int(node.fatal)
     except (Interrupted, ExternalShutdownException):
-        return 0
+        code = 0
     except Exception as error:
         if signalled:  # rclpy turns what a handler raises inside take_message into a RuntimeError
-            return 0
-        if not isinstance(error, RMuscleError):
+            code = 0
+        elif isinstance(error, RMuscleError):
+            print(error, file=sys.stderr)
+            code = 2
+        else:
             raise
-        print(error, file=sys.stderr)
-        return 2
     finally:
+        _end_by(EXIT_S, code)
         if node is not None:
             _close(node, executor)
         rclpy.try_shutdown()
+    if any(thread.name in BOUNDED_THREADS for thread in threading.enumerate()):
+        _end(code)  # still in native code, where the interpreter's own teardown would crash it
+    return code
 
 
 def _close(node: Any, executor: SingleThreadedExecutor) -> None:
     try:
         node.close()
-    except RMuscleError as error:  # a policy call that does not return; its daemon thread ends with the process
-        node.get_logger().warning(str(error))
+    except Exception as error:  # noqa: BLE001 - a call that does not return, a lost device: the process ends anyway
+        node.get_logger().warning(f'not everything was freed: {error}')
     executor.shutdown()
     node.destroy_node()
+
+
+def _end_by(seconds: float, code: int) -> None:
+    """End the process after that time, whatever hangs; what it was writing is left as after a power cut."""
+    timer = threading.Timer(seconds, _end, [code])
+    timer.daemon = True
+    timer.start()
+
+
+def _end(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 async def finished(executor: Any, work: Work) -> Any:

@@ -43,15 +43,20 @@ class EchoPolicy:
     def __init__(self, settings=None, gate=None):
         self.settings, self.gate = settings or Settings(), gate
         self.seen, self.used, self.intervals, self.resets, self.saved = [], [], [], [], []
-        self.closed, self.problems = False, []
+        self.closed, self.problems, self.relative_actions, self.leftovers = False, [], False, []
 
-    def infer(self, observation):
+    def unit_problem(self, state, names, declared):
+        return ''
+
+    def infer(self, observation, leftover=None):
         self.seen.append(observation)
+        self.leftovers.append(leftover)
         self.used.append(self.settings)
         other = self.gate(self) if self.gate else None
         steps = 0.01 * np.arange(1, 17, dtype=np.float32)[:, None]
         actions = observation.state + steps if other is None else other
-        return ActionChunk(actions, CallReport(milliseconds={'total': 1.0, 'act': 1.0}), observation.stamp_s)
+        report = CallReport(milliseconds={'total': 1.0, 'act': 1.0}, guided=leftover is not None)
+        return ActionChunk(actions, report, observation.stamp_s)
 
     def chunk_published(self, next_call_in_s):
         self.intervals.append(next_call_in_s)
@@ -209,6 +214,13 @@ def sentinel(level):
 def stamp_message(message, stamp_ns):
     message.header.stamp.sec, message.header.stamp.nanosec = divmod(stamp_ns, 1_000_000_000)
     return message
+
+
+@pytest.fixture(scope='session')
+def checkpoint(tmp_path_factory):
+    """Directory of a tiny checkpoint that fits the bench's robot."""
+    from tiny_checkpoint import write_checkpoint
+    return write_checkpoint(tmp_path_factory.mktemp('checkpoint'))
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import time
 import weakref
 
 import pytest
+import torch
 from conftest import EchoPolicy
 
-from rmuscle_core.errors import CheckpointError
+from rmuscle.msg import NodeStatus
 
 
 def test_invalid_request_is_survived(bench, capfd):
@@ -35,7 +36,7 @@ def test_configure_checks_before_loading_and_may_be_tried_again(make_bench, para
     assert not bench.change('configure') and bench.state() == 'unconfigured'
     assert bench.loaded == []
     said = capfd.readouterr().err
-    assert all(word in said for word in words) and 'Traceback' not in said and words[0] in bench.node.last_error
+    assert all(word in said for word in words) and 'Traceback' in said and words[0] in bench.node.last_error
     assert all(r.successful for r in bench.set(**fix))
     assert bench.change('configure') and bench.state() == 'inactive' and bench.node.last_error == ''
 
@@ -47,18 +48,47 @@ def test_masked_and_foreign_cameras(make_bench, capfd):
     assert list(bench.node._buffer.streams) == ['base']
 
 
-def test_missing_checkpoint_is_named_and_may_be_tried_again(bench, capfd):
-    good = bench.node._make_policy
+def heartbeat(bench, condition, what):
+    """Wait for a ~/status that fulfils the condition; returns it."""
+    found = []
+    subscription = bench.robot.create_subscription(NodeStatus, 'policy_node/status',
+                                                   lambda m: found.append(m) if condition(m) else None, 10)
+    bench.until(lambda: found, what)
+    bench.robot.destroy_subscription(subscription)
+    return found[0]
 
-    def refuse(checkpoint, *_):
-        raise CheckpointError(f'{checkpoint}: no config.json; give a checkpoint directory')
 
-    bench.node._make_policy = refuse
+def test_v23_missing_checkpoint_is_named_and_may_be_tried_again(make_bench, checkpoint, tmp_path, capfd):
+    bench = make_bench(real=True, checkpoint=str(tmp_path / 'absent'), device='cpu')
     assert not bench.change('configure') and bench.state() == 'unconfigured'
     said = capfd.readouterr().err
-    assert 'some/checkpoint: no config.json' in said and 'Traceback' not in said
-    bench.node._make_policy = good
+    assert str(tmp_path / 'absent') in said and 'Traceback' in said
+    status = heartbeat(bench, lambda s: s.last_error, 'the reason in ~/status')
+    assert 'absent' in status.last_error and '\n' not in status.last_error and status.state == 'unconfigured'
+    assert bench.set(checkpoint=str(checkpoint))[0].successful
+    assert bench.change('configure') and bench.state() == 'inactive'
+    assert heartbeat(bench, lambda s: s.state == 'inactive', 'the new state').last_error == ''
+
+
+@pytest.mark.parametrize(('name', 'after'), [('activate', 'inactive'), ('deactivate', 'active'),
+                                             ('cleanup', 'inactive')])
+def test_v23_every_transition_that_raises_says_where_and_may_be_tried_again(bench, monkeypatch, capfd, name, after):
+    """V23's siblings: not only configure."""
     assert bench.change('configure')
+    if name == 'deactivate':
+        assert bench.change('activate')
+    broken = {'activate': 'begin_episode', 'deactivate': 'stop_calls', 'cleanup': '_release'}[name]
+
+    def fail():
+        raise ValueError(f'{broken} is\nbroken')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.node, broken, fail)
+        assert not bench.change(name) and bench.state() == after
+        said = capfd.readouterr().err
+        assert 'Traceback' in said and f'{broken}()' in said
+        assert bench.node.last_error == f'ValueError: {broken} is broken'
+    assert bench.change(name) and bench.node.last_error == ''
 
 
 def test_failure_after_loading_frees_the_policy(bench, capfd):
@@ -72,38 +102,32 @@ def test_failure_after_loading_frees_the_policy(bench, capfd):
     assert 'Traceback' in capfd.readouterr().err  # nobody foresaw it, so whoever looks into it needs the place
 
 
-def test_real_loader_names_a_missing_checkpoint(make_bench, tmp_path):
-    from rmuscle_ros.checkpoint import load_config
-    bench = make_bench(checkpoint=str(tmp_path / 'absent'))
-    bench.node._load_config = load_config
-    assert not bench.change('configure') and bench.state() == 'unconfigured'
-    assert 'absent' in bench.node.last_error
+def live_storages():
+    """Bytes of the distinct torch storages that live objects hold."""
+    gc.collect()
+    tensors = [o for o in gc.get_objects() if isinstance(o, torch.Tensor)]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
-def test_five_cycles_leave_nothing_behind(bench):
-    policies = []
-
-    def make(*_):
-        policy = EchoPolicy()
-        policies.append(weakref.ref(policy))
-        return policy
-
-    bench.node._make_policy = make
+def test_v24_five_cycles_leave_nothing_behind(make_bench, checkpoint, tmp_path):
+    bench = make_bench(real=True, checkpoint=str(checkpoint), library=str(tmp_path / 'library'), device='cpu', slots=4)
+    policies, before = [], live_storages()
 
     def cycle():
         bench.activate()
-        bench.until(lambda: (bench.send(), len(bench.statuses) > before)[1], 'a call')
+        policies.append(weakref.ref(bench.node._policy))
+        count = len(bench.statuses)
+        bench.until(lambda: (bench.send(), len(bench.statuses) > count)[1], 'a call', timeout_s=60)
+        assert bench.save(True).success
         assert bench.change('deactivate') and bench.change('cleanup')
         return threading.active_count(), len(os.listdir('/proc/self/fd')), len(list(bench.node.subscriptions))
 
-    before = 0
     first = cycle()
     for _ in range(4):
-        before = len(bench.statuses)
         assert cycle() == first
-    gc.collect()
+    assert live_storages() <= before + 1_000_000
     assert [ref() for ref in policies] == [None] * 5
-    assert not any(thread.name == 'inference' for thread in threading.enumerate())
+    assert not {'inference', 'reconstruct'} & {thread.name for thread in threading.enumerate()}
 
 
 def test_deactivate_holds_where_the_robot_is_and_does_not_wait_for_the_call(make_bench):
@@ -128,7 +152,7 @@ def test_deactivate_holds_where_the_robot_is_and_does_not_wait_for_the_call(make
     assert bench.change('cleanup') and bench.state() == 'unconfigured'
 
 
-def test_cleanup_during_an_endless_call_is_refused_and_may_be_tried_again(make_bench, monkeypatch):
+def test_v24_cleanup_during_an_endless_call_is_refused_and_may_be_tried_again(make_bench, monkeypatch):
     monkeypatch.setattr('rmuscle_ros.node.JOIN_S', 0.05)
     gate, entered = threading.Event(), threading.Event()
     bench = make_bench(EchoPolicy(gate=lambda _: (entered.set(), gate.wait(20))[0]))
