@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cell's cameras, rendered from a light-weight copy of the physics model.
+"""A cell's cameras, rendered from a light-weight copy of the physics model.
 
 Software rendering is bound by vertices, shadows and multisampling, not by pixels. The copy has the same bodies, joints
 and cameras, coarser meshes and no shadows, and takes only joint positions: three 64-pixel views in a few milliseconds.
@@ -7,13 +7,13 @@ and cameras, coarser meshes and no shadows, and takes only joint positions: thre
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import mujoco
 import numpy as np
-from gym_aloha.constants import ASSETS_DIR
 
-SCENE_FILE = str(ASSETS_DIR / 'bimanual_viperx_transfer_cube.xml')
-CAMERAS = ('top', 'left_wrist', 'right_wrist')
-TOP_FIELD_OF_VIEW = 50.0  # degrees; the benchmark's 78 shows mostly floor at 64 pixels
+TABLE = 'table'  # geom whose colour varies
 _OFF = [int(getattr(mujoco.mjtRndFlag, f'mjRND_{name}')) for name in ('SHADOW', 'REFLECTION', 'SKYBOX', 'HAZE')]
 
 
@@ -28,9 +28,24 @@ def decimate(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.n
     return vertices[first], merged[unique]
 
 
-def light_model(pixels: int, coarseness: float = 0.07, keep_below: int = 200) -> mujoco.MjModel:
+@dataclass(frozen=True)
+class View:
+    """What a scene looks like.
+
+    file: MuJoCo XML. cameras: names, in the policy's order. table_shade: darkest and brightest the table is drawn.
+    edit: adds cameras to the specification, or turns those it has; names the geom TABLE if the file does not.
+    """
+
+    file: str
+    cameras: tuple[str, ...]
+    table_shade: tuple[float, float]
+    edit: Callable[[mujoco.MjSpec], None]
+
+
+def light_model(view: View, pixels: int, coarseness: float = 0.07, keep_below: int = 200) -> mujoco.MjModel:
     """Compile the scene with every mesh of ``keep_below`` faces or more clustered to ``coarseness`` of its extent."""
-    full, spec = mujoco.MjModel.from_xml_path(SCENE_FILE), mujoco.MjSpec.from_file(SCENE_FILE)
+    full, spec = mujoco.MjModel.from_xml_path(view.file), mujoco.MjSpec.from_file(view.file)
+    view.edit(spec)
     for body in spec.bodies:
         if body.name != 'world':  # nothing moves by force here, and thin meshes have no valid inertia
             body.explicitinertial, body.mass, body.inertia, body.ipos = 1, 1.0, [1, 1, 1], [0, 0, 0]
@@ -54,20 +69,19 @@ def light_model(pixels: int, coarseness: float = 0.07, keep_below: int = 200) ->
     model = spec.compile()
     model.vis.global_.offwidth = model.vis.global_.offheight = pixels
     model.vis.quality.offsamples = 0
-    model.cam_fovy[model.camera('top').id] = TOP_FIELD_OF_VIEW
     return model
 
 
 class Scene:
-    """Cameras of the cell; lights and table colour are drawn anew by ``relight``."""
+    """Cameras of a cell; lights and table colour are drawn anew by ``relight``."""
 
-    def __init__(self, pixels: int = 64):
-        self._model = light_model(pixels)
+    def __init__(self, view: View, pixels: int = 64):
+        self._view, self._model = view, light_model(view, pixels)
         self._data = mujoco.MjData(self._model)
         self._renderer = mujoco.Renderer(self._model, pixels, pixels)
         head = self._model.vis.headlight
         self._nominal = self._model.light_diffuse.copy(), head.ambient.copy(), head.diffuse.copy()
-        self._table = self._model.geom('table').id
+        self._table = self._model.geom(TABLE).id
 
     def relight(self, generator: np.random.Generator) -> None:
         """Draw brightness and tint of the lamps, ambient light and table colour."""
@@ -76,17 +90,22 @@ class Scene:
         self._model.light_diffuse[:] = np.clip(diffuse * draw(0.6, 1.5) * draw(0.8, 1.2, 3), 0, 1)
         self._model.vis.headlight.ambient[:] = ambient * draw(0.7, 1.3)
         self._model.vis.headlight.diffuse[:] = head * draw(0.7, 1.3)
-        self._model.geom_rgba[self._table, :3] = np.clip(draw(0.1, 0.45) * draw(0.8, 1.2, 3), 0, 1)
+        self._model.geom_rgba[self._table, :3] = np.clip(draw(*self._view.table_shade) * draw(0.8, 1.2, 3), 0, 1)
 
-    def render(self, positions: np.ndarray) -> dict[str, np.ndarray]:
-        """Return {camera: uint8 [pixels, pixels, 3]} for the generalised positions of the physics model."""
+    def render(self, positions: np.ndarray, **marks: np.ndarray) -> dict[str, np.ndarray]:
+        """Return {camera: uint8 [pixels, pixels, 3]} for the generalised positions of the physics model.
+
+        marks: site -> where it is in its body, metres [3].
+        """
         self._data.qpos[:] = positions
+        for site, position in marks.items():
+            self._model.site(site).pos = position
         mujoco.mj_kinematics(self._model, self._data)
         mujoco.mj_comPos(self._model, self._data)
         mujoco.mj_camlight(self._model, self._data)
-        return {camera: self._view(camera) for camera in CAMERAS}
+        return {camera: self._picture(camera) for camera in self._view.cameras}
 
-    def _view(self, camera: str) -> np.ndarray:
+    def _picture(self, camera: str) -> np.ndarray:
         self._renderer.update_scene(self._data, camera)
         self._renderer.scene.flags[_OFF] = 0
         return self._renderer.render().copy()
