@@ -25,6 +25,18 @@ class Observation:
     stamp_s: float = 0.0
 
 
+@dataclass(frozen=True)
+class Leftover:
+    """What the robot still executes of the running chunk while the next is computed (real-time chunking).
+
+    actions: float32 [n, A], absolute, in the checkpoint's units; row i is due when row i of the new chunk is.
+    executed: how many of them will have been executed before the new chunk takes over.
+    """
+
+    actions: np.ndarray
+    executed: int
+
+
 @dataclass
 class CallReport:
     """What one policy call did and why; every field is plain data, fit for JSON and for a message."""
@@ -38,6 +50,7 @@ class CallReport:
     tokens_recomputed: int = 0  # per prefix layer
     neurons: int = 0  # expert FFN neurons per layer
     neurons_evaluated: int = 0
+    guided: bool = False  # computed to continue the running chunk (real-time chunking)
     milliseconds: dict[str, float] = field(default_factory=dict)  # stage -> ms; 'total' among them
 
 

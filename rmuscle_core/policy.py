@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from rmuscle_core.engine.build import build_engine
-from rmuscle_core.engine.eager import Embedded
+from rmuscle_core.engine.eager import EagerEngine, Embedded
+from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.plan import CallPlan, neuron_count, plan_call
 from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.foresight import Foresight
@@ -26,6 +27,7 @@ from rmuscle_core.memory import MuscleMemory, Query, Recall, make_reference, ran
 from rmuscle_core.model import VLA, ModelConfig, load_model
 from rmuscle_core.observation import ActionChunk, CallReport, Observation
 from rmuscle_core.processing import ModelInputs, Processor
+from rmuscle_core.processing.units import unit_problem
 from rmuscle_core.retrieval import Match, make_key
 from rmuscle_core.settings import Settings
 from rmuscle_core.working_set import Reading
@@ -46,11 +48,12 @@ class MusclePolicy:
     """
 
     def __init__(self, model: VLA, processor: Processor, settings: Settings | None = None,
-                 library: EpisodeLibrary | None = None, cameras: Collection[str] | None = None) -> None:
+                 library: EpisodeLibrary | None = None, cameras: Collection[str] | None = None,
+                 engine: EagerEngine | GraphEngine | None = None) -> None:
         self.settings = settings or Settings()
         self.model, self.config, self.processor, self.library = model, model.config, processor, library
         self.cameras = tuple(c for c in self.config.cameras if cameras is None or c in cameras)
-        self.engine = build_engine(model, self.settings, len(self.cameras))
+        self.engine = engine or build_engine(model, self.settings, len(self.cameras))
         self.memory = MuscleMemory(self.engine, self.settings, library)
         self.served = {'library': 0, 'previous_call': 0, 'dense': 0}
         self._states: deque[np.ndarray] = deque(maxlen=self.settings.history)
@@ -144,6 +147,15 @@ class MusclePolicy:
         self.engine.prepare(self.settings, embedded.text)
         self.reset_episode(prompt)
         self.wait_ready(START_S)
+
+    @property
+    def relative_actions(self) -> bool:
+        """Whether the checkpoint's actions are relative to the observed state; chunks are absolute all the same."""
+        return bool(self.processor.relative.any())
+
+    def unit_problem(self, state: np.ndarray, names: Sequence[str], declared: np.ndarray) -> str:
+        """Why a robot's first state [S] cannot be in the checkpoint's units, or empty; see processing/units.py."""
+        return unit_problem(state, self.processor.state, names, declared)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until the references an episode may start with are expanded; False if that takes longer."""

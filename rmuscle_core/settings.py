@@ -16,6 +16,7 @@ NEXT_CALL, ON_CONFIGURE = 'next policy call', 'configure'
 MODES = ('dense', 'context', 'action', 'full')
 SOURCES = ('library', 'previous_call', 'none')
 RESIDUALS = ('reference', 'anchored', 'none')
+RTC = ('off', 'exp', 'linear')
 WEIGHT_DTYPES = ('checkpoint', 'fp8')
 # profile -> (token_ratio, neuron_ratio)
 PROFILES = {'fast': (0.15, 0.35), 'default': (0.25, 0.5), 'slow': (0.5, 0.75)}
@@ -62,6 +63,12 @@ class Settings:
                                 'whole', low=0, high=1024, effect=ON_CONFIGURE)
     weight_dtype: str = setting('checkpoint', 'how FFN weights are held: as the rest of the checkpoint, or in 8 bits '
                                 '(e4m3)', choices=WEIGHT_DTYPES, effect=ON_CONFIGURE)
+    rtc: str = setting('off', 'real-time chunking: a chunk is computed to continue the running one, whose hold on its '
+                       'later steps fades exponentially or linearly', choices=RTC)
+    rtc_horizon: int = setting(0, 'steps of a chunk on which the running one has a hold; 0: all it still has', low=0,
+                               high=1000, unit='steps')
+    rtc_weight: float = setting(10.0, 'greatest strength of that hold; more than the denoise steps is taken as that, '
+                                'since it would overshoot', low=0.0, high=100.0)
     noise_seed: int = setting(0, 'seed of the initial noise, equal for every call so that references fit', low=0,
                               high=2**31 - 1, effect=ON_CONFIGURE)
 

@@ -13,12 +13,16 @@ from rmuscle_ros.params import NodeSettings, named
 
 @dataclass(frozen=True)
 class Contract:
-    """cameras: those fed from a topic, in checkpoint order. ignored: configured ones the checkpoint does not know."""
+    """cameras: those fed from a topic, in checkpoint order. ignored: configured ones the checkpoint does not know.
+
+    horizon: steps of a chunk.
+    """
 
     joints: JointMap
     cameras: tuple[str, ...]
     ignored: tuple[str, ...]
     execute_steps: int
+    horizon: int
 
 
 def check_contract(config: Any, options: NodeSettings) -> Contract:
@@ -27,7 +31,8 @@ def check_contract(config: Any, options: NodeSettings) -> Contract:
     Raises SettingsError naming the parameter, or CheckpointError for a checkpoint that cannot drive joints.
     """
     joints = JointMap.build(named(options.joint_names), options.joint_scale, options.joint_offset, options.joint_lower,
-                            options.joint_upper, options.max_jump)
+                            options.joint_upper, options.max_jump, step=options.max_step, units=options.joint_units,
+                            at_lower=options.policy_at_lower, at_upper=options.policy_at_upper)
     if config.state_dim != config.action_dim:
         raise CheckpointError(f'{options.checkpoint}: the state has {config.state_dim} dimensions and the action '
                               f'{config.action_dim}; a joint trajectory needs an action for every joint of the state')
@@ -40,11 +45,23 @@ def check_contract(config: Any, options: NodeSettings) -> Contract:
         raise SettingsError(f'no topic for the checkpoint\'s camera {", ".join(missing)}; add it to cameras with its '
                             f'image_topics.<camera>, or to masked_cameras if the robot has none (its cameras: '
                             f'{", ".join(config.cameras)})')
+    if options.horizon not in (0, config.chunk_size):
+        raise SettingsError(f'horizon is {options.horizon}, but this checkpoint was trained on chunks of '
+                            f'{config.chunk_size} steps; set 0 to take its own, or execute_steps to execute fewer')
     if options.execute_steps > config.chunk_size:
         raise SettingsError(f'execute_steps is {options.execute_steps}, but a chunk of this checkpoint has '
                             f'{config.chunk_size} steps; choose at most that, or 0 for its own {config.execute_steps}')
     return Contract(joints, tuple(c for c in config.cameras if c in fed and c not in masked),
-                    tuple(c for c in fed if c not in config.cameras), options.execute_steps or config.execute_steps)
+                    tuple(c for c in fed if c not in config.cameras), options.execute_steps or config.execute_steps,
+                    config.chunk_size)
+
+
+def check_action_mode(policy: Any, options: NodeSettings) -> None:
+    """Raise SettingsError when the user expects other actions than the policy gives."""
+    mode = 'relative' if policy.relative_actions else 'absolute'
+    if options.action_mode not in ('checkpoint', mode):
+        raise SettingsError(f'action_mode is {options.action_mode}, but the actions of {options.checkpoint} are {mode} '
+                            'by its processor files; set action_mode to checkpoint, or use the checkpoint you meant')
 
 
 def required(options: NodeSettings) -> None:

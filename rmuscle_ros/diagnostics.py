@@ -37,7 +37,7 @@ class InputDiagnostics:
         found = [self._camera(camera, now_ns, max_age_s, expected_hz) for camera in self._buffer.streams]
         age_s = self._buffer.age_s(None, now_ns)
         level, message = self._freshness('joint_states', age_s, max_age_s)
-        values = {'age_s': age_s, 'bad_messages': self._buffer.joint_messages_bad}
+        values = {'age_s': age_s, 'bad_messages': self._buffer.samples.messages_bad}
         return [*found, entry('joint states', level, message, values, self._hardware)]
 
     def _camera(self, camera: str, now_ns: int, max_age_s: float, expected_hz: float) -> DiagnosticStatus:
@@ -78,10 +78,11 @@ def policy_entry(state: str, waiting_for: str, stalled_s: float, output: ChunkPu
         level, message = ERROR, last_error
     if stalled_s:
         level, message = ERROR, f'stalled: a policy call has been running for {stalled_s:.1f} s'
-    refused = {f'chunks_{kind}': output.refused[kind] for kind in ('nonfinite', 'expired', 'boundary', 'malformed')}
+    refused = {f'chunks_{kind}': output.refused[kind] for kind in ('nonfinite', 'expired', 'malformed')}
     values = {'state': state, 'call_ms': output.total_ms, 'policy_latency_s': output.latency_s,
               'chunks_published': output.published, **refused,
-              'values_clamped': output.clamped, **counts, 'last_error': last_error}
+              'boundary_rejected': output.refused['boundary'], 'steps_trimmed': output.trimmed,
+              'values_clamped': output.clamped, 'values_capped': output.capped, **counts, 'last_error': last_error}
     return entry('policy', level, message, values, hardware)
 
 

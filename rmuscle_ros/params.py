@@ -31,13 +31,22 @@ class NodeSettings:
     prompt: str = setting('', 'task instruction; the topic "prompt" overrides it, an empty message there restores it')
     joint_names: tuple[str, ...] = setting(('',), "joints in the order of the checkpoint's state; required",
                                              effect=ON_CONFIGURE)
-    joint_scale: tuple[float, ...] = setting((1.0,), 'robot = scale * policy + offset, so 0.0174533 for a policy in '
-                                             'degrees', effect=ON_CONFIGURE)
+    joint_units: tuple[str, ...] = setting(('',), 'unit of the policy: same as the robot\'s, or deg for a robot in '
+                                            'radians; a joint left empty is taken as same, but refused when its '
+                                            'first values look otherwise', effect=ON_CONFIGURE)
+    joint_scale: tuple[float, ...] = setting((1.0,), 'robot = scale * policy + offset, after joint_units',
+                                             effect=ON_CONFIGURE)
     joint_offset: tuple[float, ...] = setting((0.0,), 'see joint_scale', unit='robot units', effect=ON_CONFIGURE)
     joint_lower: tuple[float, ...] = setting((-INFINITY,), 'lower position limit; actions beyond are held at it',
                                              unit='robot units', effect=ON_CONFIGURE)
     joint_upper: tuple[float, ...] = setting((INFINITY,), 'upper position limit', unit='robot units',
                                              effect=ON_CONFIGURE)
+    policy_at_lower: tuple[float, ...] = setting((-INFINITY,), 'what the policy calls joint_lower, as 1 for a gripper '
+                                                 'that is closed there; infinite: joint_units tells',
+                                                 effect=ON_CONFIGURE)
+    policy_at_upper: tuple[float, ...] = setting((INFINITY,), 'what the policy calls joint_upper', effect=ON_CONFIGURE)
+    max_step: tuple[float, ...] = setting((INFINITY,), 'largest change from one commanded step to the next; faster '
+                                          'actions are held back', unit='robot units', effect=ON_CONFIGURE)
     max_jump: tuple[float, ...] = setting((INFINITY,), 'a chunk that starts further from the running command is '
                                           'refused', unit='robot units', effect=ON_CONFIGURE)
     cameras: tuple[str, ...] = setting(('',), 'checkpoint cameras fed from a topic, named by image_topics.<camera>; '
@@ -48,6 +57,10 @@ class NodeSettings:
     max_age_s: float = setting(0.5, 'no policy call on a sample older than this', low=0.01, high=60.0, unit='s')
     control_rate_hz: float = setting(25.0, 'actions per second the policy was trained at', low=0.1, high=1000.0,
                                      unit='Hz', effect=ON_CONFIGURE)
+    horizon: int = setting(0, 'steps of a chunk, to be checked against the checkpoint; 0 takes its', low=0, high=1000,
+                           unit='steps', effect=ON_CONFIGURE)
+    action_mode: str = setting('checkpoint', 'what actions mean, to be checked against the checkpoint',
+                               choices=('checkpoint', 'absolute', 'relative'), effect=ON_CONFIGURE)
     execute_steps: int = setting(0, "actions of a chunk executed before the next call; 0 takes the checkpoint's",
                                  low=0, high=1000, unit='steps', effect=ON_CONFIGURE)
     call_lead_s: float = setting(0.0, 'how long before the executed actions end the next observation may be taken',

@@ -15,8 +15,8 @@ from trajectory_msgs.msg import JointTrajectory, JointTrajectoryPoint
 
 from rmuscle.msg import ActionChunk as ActionChunkMessage
 from rmuscle.msg import CacheStatus
-from rmuscle_core.guard import ChunkRefused, Trajectory, hold, plan_trajectory
-from rmuscle_core.observation import ActionChunk, CallReport
+from rmuscle_core.guard import ChunkRefused, ConsumedSteps, Planned, Trajectory, hold, leftover_of, plan_trajectory
+from rmuscle_core.observation import ActionChunk, CallReport, Leftover
 from rmuscle_core.sensing.joints import JointMap
 from rmuscle_core.sensing.observe import Snapshot
 from rmuscle_core.settings import Settings
@@ -71,11 +71,12 @@ def cache_message(report: CallReport, settings: Settings, status: Mapping[str, i
 
 
 class ChunkPublisher:
-    """Turns policy answers into messages. ``deliver`` runs on the inference thread under the worker's lock, ``hold``
-    on the executor thread after the worker has stopped, so there is one caller at a time.
+    """Turns policy answers into messages. ``leftover`` and ``deliver`` run on the inference thread, ``deliver`` under
+    the worker's lock, ``hold`` on the executor thread after the worker has stopped: one caller writes at a time.
 
-    refused, clamped: counts by kind of refusal, and of values held at a limit. latency_s: the gap between the last
-    action of a chunk and the first of the next by the steady clock, NaN before there is one.
+    refused: counts by kind of refusal. trimmed, clamped, capped: steps left out as past, values held at a limit, values
+    held back by max_step. latency_s: the gap between the last action of a chunk and the first of the next by the
+    steady clock, NaN before there is one.
     """
 
     def __init__(self, trajectories: Publisher, chunks: Publisher, cache: Publisher, joints: JointMap,
@@ -84,53 +85,83 @@ class ChunkPublisher:
         self._joints, self._options, self._execute_steps = joints, options, execute_steps
         self._previous: Trajectory | None = None
         self._ends_at: float | None = None  # steady clock
+        self._consumed = ConsumedSteps()
         self.commanding = False  # a trajectory of ours may still be running
         self.refused: Counter[str] = Counter()
-        self.nonfinite_in_a_row = self.calls = self.published = self.clamped = 0
+        self.nonfinite_in_a_row = self.calls = self.published = self.trimmed = self.clamped = self.capped = 0
         self.latency_s = self.total_ms = NAN
 
     def restart(self) -> None:
         """The next chunk follows no command of ours."""
         self._previous = self._ends_at = None
+        self._consumed.restart()
+
+    def leftover(self, stamp_ns: int, horizon: int) -> Leftover | None:
+        """What the robot executes meanwhile of a chunk of ``horizon`` steps observed at ``stamp_ns``; None: nothing."""
+        positions = leftover_of(self._previous, stamp_ns, self._options.control_rate_hz, horizon)
+        if positions is None:
+            return None
+        actions = self._joints.to_policy(positions).astype(np.float32)
+        return Leftover(actions, min(self._consumed.steps, len(actions)))
 
     def deliver(self, chunk: ActionChunk, snapshot: Snapshot, now_ns: int, settings: Settings,
                 status: Mapping[str, int]) -> int:
-        """Publish, and return when the executed steps end (ns).
+        """Publish, and return from when on (ns) the observation for the next call may be taken.
 
         Raises ChunkRefused; the robot then finishes what it has.
         """
-        rate_hz, options = self._options.control_rate_hz, self._options
-        names = self._joints.names
         self.calls += 1
-        stamp_ns = now_ns if options.stamp_mode == 'now' else snapshot.stamp_ns
+        realtime = settings.rtc != 'off'
         try:
-            trajectory, clamped = plan_trajectory(
-                self._joints.to_robot(chunk.actions), names, stamp_ns=stamp_ns, now_ns=now_ns, rate_hz=rate_hz,
-                execute_steps=self._execute_steps, limits=self._joints.limits, measured=snapshot.measured,
-                previous=self._previous, blend_s=options.blend_s, velocities=options.send_velocities)
+            planned = self._plan(chunk, snapshot, now_ns, realtime)
         except ChunkRefused as refusal:
             self.refused[refusal.kind] += 1
             self.nonfinite_in_a_row = self.nonfinite_in_a_row + 1 if refusal.kind == 'nonfinite' else 0
             raise
+        trajectory, names = planned.trajectory, self._joints.names
         self._trajectories.publish(trajectory_message(trajectory))
-        self._note(trajectory, clamped, chunk.report, now_ns)
-        observed_ns = snapshot.stamp_ns
+        self._note(planned, chunk.report, now_ns)
+        observed_ns, rate_hz = snapshot.stamp_ns, self._options.control_rate_hz
         self._chunks.publish(chunk_message(chunk, observed_ns, names, rate_hz, self._execute_steps, self.calls))
         self._cache.publish(cache_message(chunk.report, settings, status, observed_ns, self.calls, self.latency_s))
-        return trajectory.end_ns
+        last = min(self._execute_steps, len(trajectory.times_ns)) - 1
+        lead_s = max(self._options.call_lead_s, self._consumed.steps / rate_hz if realtime else 0.0)
+        return trajectory.stamp_ns + int(trajectory.times_ns[last]) - round(lead_s * 1e9)
 
-    def hold(self, position: np.ndarray) -> None:
-        """Tell the robot to stay at ``position`` [S], robot units."""
+    def hold(self, now_ns: int, measured: np.ndarray | None) -> bool:
+        """Tell the robot to stay where it is commanded to be now; where nothing is known of that, at ``measured`` [S].
+
+        The measured arm sags behind its command, so holding there would let it sink a little at each stop. False when
+        neither is known.
+        """
+        position = measured if self._previous is None else self._previous.at(now_ns)
+        if position is None:
+            return False
         trajectory = hold(self._joints.names, position, self._options.control_rate_hz)
         self._trajectories.publish(trajectory_message(trajectory))
         self.commanding = False
         self.restart()
+        return True
 
-    def _note(self, trajectory: Trajectory, clamped: int, report: CallReport, now_ns: int) -> None:
-        self.commanding, now = True, time.monotonic()
+    def _plan(self, chunk: ActionChunk, snapshot: Snapshot, now_ns: int, realtime: bool) -> Planned:
+        """With real-time chunking the whole rest of the chunk is sent, so that a late call finds the robot moving; a
+        chunk that was computed to follow the running one is not bent towards it a second time.
+        """
+        options = self._options
+        return plan_trajectory(
+            self._joints.to_robot(chunk.actions), self._joints.names, now_ns=now_ns, rate_hz=options.control_rate_hz,
+            stamp_ns=now_ns if options.stamp_mode == 'now' and not realtime else snapshot.stamp_ns,
+            execute_steps=len(chunk.actions) if realtime else self._execute_steps, limits=self._joints.limits,
+            measured=snapshot.measured, previous=self._previous,
+            blend_s=0.0 if chunk.report.guided else options.blend_s, velocities=options.send_velocities)
+
+    def _note(self, planned: Planned, report: CallReport, now_ns: int) -> None:
+        trajectory, now = planned.trajectory, time.monotonic()
         self.latency_s = NAN if self._ends_at is None else max(0.0, now - self._ends_at)
+        self._consumed.note(planned.trimmed)
         self._previous, self._ends_at = trajectory, now + (trajectory.end_ns - now_ns) / 1e9
-        self.published, self.clamped, self.nonfinite_in_a_row = self.published + 1, self.clamped + clamped, 0
+        self.commanding, self.nonfinite_in_a_row, self.published = True, 0, self.published + 1
+        self.trimmed += planned.trimmed
+        self.clamped += planned.clamped
+        self.capped += planned.capped
         self.total_ms = report.milliseconds.get('total', NAN)
-
-

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from rmuscle_core.errors import RMuscleError
-from rmuscle_core.observation import ActionChunk
+from rmuscle_core.observation import ActionChunk, Leftover
 from rmuscle_core.sensing.observe import Snapshot
 
 READY_S = 5.0
@@ -24,13 +24,16 @@ class InferenceWorker:
     observe(not_before_ns) -> Snapshot or None: called on the inference thread.
     deliver(chunk, snapshot) -> (not_before_ns, seconds until the next call): publishes; raises ChunkRefused.
     failed(error): told of every exception, on the inference thread.
+    leftover(snapshot) -> what the robot still executes, for real-time chunking; None without.
 
     Every stop or reset starts a new epoch. An answer computed in an older one is dropped, however late it comes.
     """
 
     def __init__(self, policy: Any, observe: Callable[[int], Snapshot | None],
-                 deliver: Callable[[ActionChunk, Snapshot], tuple[int, float]], failed: Callable[[Exception], None]):
+                 deliver: Callable[[ActionChunk, Snapshot], tuple[int, float]], failed: Callable[[Exception], None],
+                 leftover: Callable[[Snapshot], Leftover | None]):
         self._policy, self._observe, self._deliver, self._failed = policy, observe, deliver, failed
+        self._leftover = leftover
         self._changed = threading.Condition()
         self._tasks: deque[tuple[Callable[[], Any], Future]] = deque()
         self._running = self._closing = self._news = self._busy = False
@@ -135,7 +138,8 @@ class InferenceWorker:
             if snapshot is None:
                 return
             self._call_since = time.monotonic()
-            chunk = self._policy.infer(snapshot.observation)
+            leftover = self._leftover(snapshot)
+            chunk = self._policy.infer(snapshot.observation, *([] if leftover is None else [leftover]))
             self.calls += 1
             # Publishing under the lock is what makes stop() the last word: a chunk is out before it, or never.
             with self._changed:

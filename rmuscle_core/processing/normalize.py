@@ -17,23 +17,25 @@ RANGES = {'QUANTILES': ('q01', 'q99'), 'QUANTILE10': ('q10', 'q90'), 'MIN_MAX': 
 
 @dataclass(frozen=True)
 class Normalizer:
-    """Affine map of a feature [..., dims] float32, one pair of statistics per dimension, formulas as in LeRobot.
+    """Affine map of a feature [..., dims] float32, one pair of statistics per dimension. Nothing is clipped.
 
-    Ranges: 2 (x - low) / (high - low) - 1, where a range of exactly 0 becomes ``eps``. MEAN_STD:
-    (x - mean) / (std + eps), inverse y std + mean. IDENTITY: unchanged. Nothing is clipped.
+    Ranges: 2 (x - low) / (high - low) - 1. MEAN_STD: (x - mean) / std. IDENTITY: unchanged. Where eps goes is the
+    origin's: LeRobot puts it in place of a range of exactly 0, and adds it to std in this direction only; openpi adds it
+    to every range and std in both directions.
     """
 
     mode: str
     first: np.ndarray  # low or mean
     second: np.ndarray  # high or std
     eps: float = 1e-8
+    origin: str = 'lerobot'  # or 'openpi'
 
     @classmethod
-    def from_statistics(cls, mode: str, statistics: Mapping[str, np.ndarray], key: str, dims: int,
-                        eps: float = 1e-8, source: str = 'the statistics file') -> Normalizer:
-        """Pick the mode's two statistics of feature ``key``; absent, misshapen or non-finite ones are refused."""
+    def from_statistics(cls, mode: str, statistics: Mapping[str, np.ndarray], key: str, dims: int, eps: float = 1e-8,
+                        source: str = 'the statistics file', origin: str = 'lerobot') -> Normalizer:
+        """Pick the mode's two statistics of feature ``key``; absent, misshapen or impossible ones are refused."""
         if mode == 'IDENTITY':
-            return cls(mode, np.zeros(dims, np.float32), np.ones(dims, np.float32), eps)
+            return cls(mode, np.zeros(dims, np.float32), np.ones(dims, np.float32), eps, origin)
         if mode not in RANGES and mode != 'MEAN_STD':
             raise CheckpointError(f'{source}: normalisation of {key} must be IDENTITY, MEAN_STD or one of '
                                   f'{", ".join(RANGES)}, not {mode!r}; re-export the checkpoint')
@@ -45,7 +47,12 @@ class Normalizer:
                 raise CheckpointError(f'{source}: {mode} needs {dims} finite numbers in {key}.{name}, found {what}; '
                                       're-export the checkpoint with its training statistics')
             pair.append(np.asarray(found, np.float32))
-        return cls(mode, *pair, eps=eps)
+        wrong = np.flatnonzero(pair[1] < (0 if mode == 'MEAN_STD' else pair[0]))
+        if wrong.size:
+            raise CheckpointError(f'{source}: {key} dimension {wrong[0]} has {pair[0][wrong[0]]:g} and '
+                                  f'{pair[1][wrong[0]]:g} as {" and ".join(RANGES.get(mode, ("mean", "std")))}, which no '
+                                  'data can have; re-export the checkpoint with its training statistics')
+        return cls(mode, *pair, eps=eps, origin=origin)
 
     def normalize(self, values: np.ndarray) -> np.ndarray:
         """Raw units to the policy's scale."""
@@ -53,7 +60,7 @@ class Normalizer:
         if self.mode == 'IDENTITY':
             return values
         if self.mode == 'MEAN_STD':
-            return (values - self.first) / (self.second + np.float32(self.eps))
+            return (values - self.first) / self._deviation(forward=True)
         return np.float32(2) * (values - self.first) / self._span() - np.float32(1)
 
     def unnormalize(self, values: np.ndarray) -> np.ndarray:
@@ -62,8 +69,14 @@ class Normalizer:
         if self.mode == 'IDENTITY':
             return values
         if self.mode == 'MEAN_STD':
-            return values * self.second + self.first
+            return values * self._deviation(forward=False) + self.first
         return (values + np.float32(1)) * self._span() / np.float32(2) + self.first
+
+    def limits(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lowest and highest training values [dims], without outliers: of MEAN_STD those within three deviations."""
+        if self.mode == 'MEAN_STD':
+            return self.first - 3 * self.second, self.first + 3 * self.second
+        return self.first, self.second
 
     def narrow(self) -> list[int]:
         """Dimensions that hardly moved in training: a small offset there becomes a huge normalised value."""
@@ -74,13 +87,17 @@ class Normalizer:
 
     def digest(self) -> str:
         """Short hash of mode and statistics; equal digests normalise equally."""
-        hashed = hashlib.blake2b(f'{self.mode} {self.eps}'.encode(), digest_size=8)
+        rule = '' if self.origin == 'lerobot' else f' {self.origin}'
+        hashed = hashlib.blake2b(f'{self.mode} {self.eps}{rule}'.encode(), digest_size=8)
         hashed.update(self.first.astype('<f4').tobytes() + self.second.astype('<f4').tobytes())
         return hashed.hexdigest()
 
     def _span(self) -> np.ndarray:
         span = self.second - self.first
-        return np.where(span == 0, np.float32(self.eps), span)
+        return span + np.float32(self.eps) if self.origin == 'openpi' else np.where(span == 0, np.float32(self.eps), span)
+
+    def _deviation(self, forward: bool) -> np.ndarray:
+        return self.second + np.float32(self.eps) if forward or self.origin == 'openpi' else self.second
 
 
 def feature_statistics(values: np.ndarray) -> dict[str, np.ndarray]:

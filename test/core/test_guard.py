@@ -26,10 +26,12 @@ def plan(actions=None, late_s=0.0, execute_steps=8, **options):
 
 
 def test_first_step_is_one_period_after_the_observation():
-    trajectory, clamped = plan()
+    planned = plan()
+    trajectory = planned.trajectory
     assert trajectory.times_ns.tolist() == [50_000_000 * i for i in range(1, 9)]
     np.testing.assert_array_equal(trajectory.positions, ramp()[:8].astype(np.float64))
-    assert trajectory.stamp_ns == STAMP and trajectory.end_ns == STAMP + 400_000_000 and clamped == 0
+    assert trajectory.stamp_ns == STAMP and trajectory.end_ns == STAMP + 400_000_000
+    assert (planned.trimmed, planned.clamped, planned.capped) == (0, 0, 0)
 
 
 def test_step_times_do_not_drift_at_rates_that_divide_badly():
@@ -38,7 +40,9 @@ def test_step_times_do_not_drift_at_rates_that_divide_badly():
 
 @pytest.mark.parametrize(('late_s', 'first'), [(0.0, 0), (0.049, 0), (0.05, 1), (0.33, 6), (0.79, 15)])
 def test_past_steps_are_left_out(late_s, first):
-    trajectory, _ = plan(late_s=late_s)
+    planned = plan(late_s=late_s)
+    trajectory = planned.trajectory
+    assert planned.trimmed == first
     assert trajectory.times_ns[0] == 50_000_000 * (first + 1)
     assert STAMP + trajectory.times_ns[0] > STAMP + late_s * 1e9
     assert len(trajectory.times_ns) == min(8, 16 - first)
@@ -65,24 +69,25 @@ def test_wrong_shape_is_refused():
 
 
 def test_velocities_follow_the_positions_and_end_at_rest():
-    velocities = plan()[0].velocities
+    velocities = plan().trajectory.velocities
     np.testing.assert_allclose(velocities[:-1], np.tile([0.2, -0.4], (7, 1)), rtol=1e-5)
     assert not velocities[-1].any()
-    assert plan(velocities=False)[0].velocities is None
+    assert plan(velocities=False).trajectory.velocities is None
 
 
 def test_limits_clamp_and_count():
     limits = Limits(np.array([-np.inf, -0.11]), np.array([0.055, np.inf]), OPEN.jump)
-    trajectory, clamped = plan(limits=limits)
+    planned = plan(limits=limits)
+    trajectory = planned.trajectory
     assert trajectory.positions[:, 0].max() == 0.055 and trajectory.positions[:, 1].min() == -0.11
-    assert clamped == 3 + 3
+    assert planned.clamped == 3 + 3
 
 
 def test_chunk_joins_the_running_command_without_a_step():
     step = 1 / 16
-    old, _ = plan(np.arange(1, 17)[:, None] * [step, step], execute_steps=16)
+    old = plan(np.arange(1, 17)[:, None] * [step, step], execute_steps=16).trajectory
     new = np.arange(1, 17)[:, None] * [step, step] + 0.05
-    joined, _ = plan(new, late_s=0.3, execute_steps=16, previous=old, blend_s=0.5)
+    joined = plan(new, late_s=0.3, execute_steps=16, previous=old, blend_s=0.5).trajectory
     assert joined.times_ns[0] == 350_000_000
     before = old.at(STAMP + 300_000_000)
     moves = np.diff(np.vstack([before, joined.positions]), axis=0)
@@ -104,7 +109,7 @@ def test_hold_is_one_point_from_now_on():
     assert trajectory.stamp_ns == 0 and trajectory.positions.tolist() == [[0.3, -0.2]]
 
 
-GOOD = plan()[0]
+GOOD = plan().trajectory
 BROKEN = {
     'another joint': {'joint_names': ('j1', 'j9')},
     'another order': {'joint_names': ('j2', 'j1')},
