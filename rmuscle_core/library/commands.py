@@ -51,7 +51,7 @@ def run_build(args: argparse.Namespace) -> int:
     try:
         with open_recording(args.episodes) as recording, _progress() as progress:
             bar = progress.add_task('episodes', total=len(recording))
-            known = {(e.header.task, e.header.episode) for e in policy.library.episodes}
+            known = {(e.task, e.episode) for e in policy.library.episodes}
             for episode in recording:
                 progress.advance(bar)
                 if not episode.observations:
@@ -76,8 +76,8 @@ def run_info(args: argparse.Namespace) -> int:
     episodes = library.episodes
     calls = sum(len(episode.keys) for episode in episodes)
     found = {
-        'tasks': {task: sum(e.header.task == task for e in episodes) for task in library.tasks()},
-        'episodes': len(episodes), 'successful': sum(e.header.success for e in episodes), 'references': calls,
+        'tasks': {task: sum(e.task == task for e in episodes) for task in library.tasks()},
+        'episodes': len(episodes), 'successful': sum(e.success for e in episodes), 'references': calls,
         'bytes': library.nbytes, 'bytes_per_reference': library.nbytes // max(calls, 1),
         'fingerprint': library.fingerprint, 'problems': library.problems,
     }

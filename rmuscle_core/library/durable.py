@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,5 +34,9 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # some network file systems cannot sync a folder, and write its names at once
+        if error.errno not in (errno.EINVAL, errno.EBADF, errno.EOPNOTSUPP) or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import hashlib
+import errno
 import json
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +18,13 @@ import torch
 
 from rmuscle_core.errors import EpisodeError
 from rmuscle_core.library.durable import appearing, sync
-from rmuscle_core.library.reference import Reference, ReferenceId
+from rmuscle_core.library.hdf5_file import only_hard_links, writing
+from rmuscle_core.library.header import DATASETS, FORMAT, VERSION, Header, check_storage, digest
+from rmuscle_core.library.header import read as read_header_of
+from rmuscle_core.library.reference import Reference
 
-FORMAT, VERSION = 'rmuscle-episode', 1
-_MAX_HEADER = 64 << 20
-# dataset -> (stored dtype, dimensions, what is stored)
-DATASETS = {'prefix': ('<u2', 2), 'token_ids': ('<i4', 1), 'states': ('<f4', 2), 'key': ('<f4', 2),
-            'neurons': ('<u2', 3), 'chunk': ('<f4', 2)}
-
-
-@dataclass(frozen=True)
-class Header:
-    """What an episode file says about itself. calls: one mapping per call with 'views' and 'datasets'."""
-
-    task: str
-    episode: str
-    success: bool
-    fingerprint: dict[str, str]
-    calls: list[dict[str, Any]]
-
-    def id(self, call: int) -> ReferenceId:
-        return ReferenceId(self.task, self.episode, call)
-
-    def views(self, call: int) -> tuple[str, ...]:
-        return tuple(self.calls[call]['views'])
+_PASSING = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM, errno.ESTALE, errno.ENOENT,
+            errno.EINTR}
 
 
 def write_episode(path: Path, task: str, success: bool, fingerprint: Mapping[str, str],
@@ -51,7 +35,7 @@ def write_episode(path: Path, task: str, success: bool, fingerprint: Mapping[str
     Raises EpisodeError when a reference holds non-finite or misshapen values.
     """
     with appearing(path) as temporary:
-        with h5py.File(temporary, 'w') as file:
+        with writing(temporary) as file:
             calls = []
             for number, reference in enumerate(references):
                 group = file.create_group(f'calls/{number:05d}')
@@ -60,12 +44,13 @@ def write_episode(path: Path, task: str, success: bool, fingerprint: Mapping[str
                     group.create_dataset(name, data=array)
                 described = {name: _describe(array) for name, array in arrays.items()}
                 calls.append({'views': list(reference.views), 'datasets': described})
+                file.check()
                 on_stage(f'call {number}')
             header = Header(task, path.stem, bool(success), dict(fingerprint), calls)
             text = json.dumps(asdict(header)).encode()
             file.create_dataset('header', data=np.bytes_(text))
             file.attrs['format'], file.attrs['version'] = FORMAT, VERSION
-            file.attrs['header_blake2b'] = _digest(text)
+            file.attrs['header_blake2b'] = digest(text)
             file.flush()
         sync(temporary)
         on_stage('closed')
@@ -77,8 +62,8 @@ def write_episode(path: Path, task: str, success: bool, fingerprint: Mapping[str
 def read_header(path: Path) -> tuple[Header, list[np.ndarray], list[np.ndarray]]:
     """Header, keys [V,C] and states [h,S] of every call: what retrieval needs, without the large datasets."""
     with _opened(path) as file:
-        header = _header(file)
-        groups = [file[f'calls/{number:05d}'] for number in range(len(header.calls))]
+        header = read_header_of(file)
+        groups = [_group(file, number) for number in range(len(header.calls))]
         read = [(_read(group, call, 'key'), _read(group, call, 'states'))
                 for group, call in zip(groups, header.calls, strict=True)]
         return header, [key for key, _ in read], [states for _, states in read]
@@ -87,13 +72,13 @@ def read_header(path: Path) -> tuple[Header, list[np.ndarray], list[np.ndarray]]
 def read_reference(path: Path, call: int) -> Reference:
     """Read one call; raises EpisodeError naming the file and what is wrong."""
     with _opened(path) as file:
-        return _reference(file, _header(file), call)
+        return _reference(file, read_header_of(file), call)
 
 
 def verify_episode(path: Path) -> Header:
     """Read everything and compare it with its checksums; raises EpisodeError naming the first thing that is wrong."""
     with _opened(path) as file:
-        header = _header(file)
+        header = read_header_of(file)
         for call in range(len(header.calls)):
             _reference(file, header, call)
         return header
@@ -102,33 +87,39 @@ def verify_episode(path: Path) -> Header:
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise EpisodeError('it is not a regular file')  # opening a pipe would wait for ever
         # the file never changes once it is visible, and a lock would fail on read-only media
         with h5py.File(path, 'r', locking=False) as file:
             yield file
     except Exception as error:  # on a damaged file HDF5 raises OSError, KeyError, RuntimeError, ValueError and others
-        reason = str(error) if isinstance(error, EpisodeError) else f'{type(error).__name__}: {error}'
+        reason = str(error) if isinstance(error, EpisodeError) else f'{type(error).__name__}: {brief(error)}'
         raise EpisodeError(f'episode {path} is unusable: {reason}; restore the file or record the episode again'
                            ) from error
 
 
-def _header(file: h5py.File) -> Header:
-    kind, version = file.attrs.get('format'), file.attrs.get('version')
-    if kind != FORMAT or version != VERSION:
-        raise EpisodeError(f'expected {FORMAT} version {VERSION}, found {kind} version {version}')
-    dataset = file['header']
-    if dataset.shape != () or dataset.dtype.kind != 'S' or dataset.dtype.itemsize > _MAX_HEADER:
-        raise EpisodeError(f'its header is {dataset.dtype} {dataset.shape}, expected one string')
-    _check_storage(dataset, dataset.dtype.itemsize)
-    text = bytes(dataset[()])
-    if _digest(text) != file.attrs['header_blake2b']:
-        raise EpisodeError('the checksum of its header does not match')
-    return Header(**json.loads(text))
+def is_damage(error: EpisodeError) -> bool:
+    """Whether the file itself is at fault, and not the machine at this moment (permission, memory, open files)."""
+    cause = error.__cause__
+    return not isinstance(cause, MemoryError) and getattr(cause, 'errno', None) not in _PASSING
+
+
+def brief(error: Exception) -> str:
+    """What the error says on one line; HDF5 writes several."""
+    text = ' '.join(str(error).split())
+    return text if len(text) <= 300 else text[:297] + '...'
+
+
+def _group(file: h5py.File, call: int) -> h5py.Group:
+    name = f'calls/{call:05d}'
+    only_hard_links(file, name)
+    return file[name]
 
 
 def _reference(file: h5py.File, header: Header, call: int) -> Reference:
     if not 0 <= call < len(header.calls):
         raise EpisodeError(f'it has {len(header.calls)} calls, call {call} was asked for')
-    described, group = header.calls[call], file[f'calls/{call:05d}']
+    described, group = header.calls[call], _group(file, call)
     data = {name: _read(group, described, name) for name in described['datasets']}
     prefix = torch.from_numpy(data.pop('prefix').view(np.int16)).view(torch.bfloat16)
     neurons = data.pop('neurons', None)
@@ -137,25 +128,20 @@ def _reference(file: h5py.File, header: Header, call: int) -> Reference:
 
 def _read(group: h5py.Group, described: Mapping[str, Any], name: str) -> np.ndarray:
     """Read one dataset, after checking that no more is allocated than the file really holds."""
+    only_hard_links(group, name)
     expected, where = described['datasets'][name], f'{group.name}/{name}'
     dataset, (dtype, dimensions) = group[name], DATASETS[name]
     found = [dataset.dtype.str, list(dataset.shape)]
     if found != [expected['dtype'], expected['shape']] or found[0] != dtype or dataset.ndim != dimensions:
         raise EpisodeError(f'{where} is {found[0]} {found[1]}, expected {expected["dtype"]} {expected["shape"]} '
                            f'of {dimensions} dimensions and {dtype}')
-    _check_storage(dataset, dataset.size * dataset.dtype.itemsize)
+    check_storage(dataset, dataset.size * dataset.dtype.itemsize)
     array = dataset[()]
-    if _digest(array) != expected['blake2b']:
+    if digest(array) != expected['blake2b']:
         raise EpisodeError(f'the checksum of {where} does not match')
     if dtype == '<f4' and not np.isfinite(array).all():
         raise EpisodeError(f'{where} holds non-finite values')
     return array
-
-
-def _check_storage(dataset: h5py.Dataset, size: int) -> None:
-    """A dataset may claim any shape; only plain contiguous storage of just that size is read."""
-    if dataset.chunks is not None or dataset.external or dataset.is_virtual or dataset.id.get_storage_size() != size:
-        raise EpisodeError(f'{dataset.name} claims {size} bytes in one piece, which the file does not hold')
 
 
 def _arrays(reference: Reference) -> dict[str, np.ndarray]:
@@ -173,9 +159,4 @@ def _arrays(reference: Reference) -> dict[str, np.ndarray]:
 
 
 def _describe(array: np.ndarray) -> dict[str, Any]:
-    return {'dtype': array.dtype.str, 'shape': list(array.shape), 'blake2b': _digest(array)}
-
-
-def _digest(data: bytes | np.ndarray) -> str:
-    flat = data if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)  # hashlib takes one dimension only
-    return hashlib.blake2b(flat, digest_size=16).hexdigest()
+    return {'dtype': array.dtype.str, 'shape': list(array.shape), 'blake2b': digest(array)}

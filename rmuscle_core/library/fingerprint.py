@@ -70,11 +70,16 @@ def _tensor_digest(view: memoryview, start: int, name: str, entry: Mapping) -> b
     return hashed.digest()
 
 
+# every library says these; others are facts that not every caller knows
+_ALWAYS = ('weights', 'model', 'cameras', 'numerics', 'images', 'prompt', 'tokenizer', 'state normalization',
+           'action normalization', 'relative actions', 'masks')
+
+
 def differences(stored: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
-    """One phrase per field that differs; a field that either side leaves empty is not compared."""
-    fields = [name for name in {**present, **stored} if present.get(name) and stored.get(name)]
-    return [f'{name} (library: {stored[name]}; here: {present[name]})'
-            for name in fields if stored[name] != present[name]]
+    """One phrase per field that differs; a further fact that either side leaves empty is not compared."""
+    fields = [name for name in {**present, **stored} if name in _ALWAYS or (present.get(name) and stored.get(name))]
+    return [f'{name} (library: {stored.get(name) or "unknown"}; here: {present.get(name) or "unknown"})'
+            for name in fields if stored.get(name) != present.get(name)]
 
 
 def check_same(stored: Mapping[str, str], present: Mapping[str, str], where: Path) -> None:

@@ -3,53 +3,41 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import re
+import contextlib
+import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from rmuscle_core.errors import EpisodeError, LibraryError
-from rmuscle_core.library.durable import TEMPORARY, appearing, sync
-from rmuscle_core.library.episode import Header, read_header, read_reference, write_episode
+from rmuscle_core.library import folder, manifest
+from rmuscle_core.library.durable import sync
+from rmuscle_core.library.episode import brief, is_damage, read_reference, write_episode
 from rmuscle_core.library.fingerprint import check_same
+from rmuscle_core.library.index import (
+    LibraryIndex,
+    StoredEpisode,
+    build_index,
+    read_cache,
+    sharing,
+    still_same,
+    write_cache,
+)
+from rmuscle_core.library.intake import (
+    Widths,
+    check_names,
+    find_files,
+    other_widths,
+    read_checked,
+    usual_widths,
+    widths_of,
+)
 from rmuscle_core.library.reference import Reference, ReferenceId
+from rmuscle_core.library.usage import Usage, eviction_order
 
-FORMAT, VERSION = 'rmuscle-library', 1
-_NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,127}')
-
-
-@dataclass(frozen=True)
-class StoredEpisode:
-    """An episode file that can be used; keys [V,C] and states [h,S] per call."""
-
-    path: Path
-    header: Header
-    keys: list[np.ndarray]
-    states: list[np.ndarray]
-    nbytes: int
-
-
-@dataclass(frozen=True)
-class LibraryIndex:
-    """What retrieval compares, one row per reference.
-
-    views: camera names per row. keys: float32 [E,V,C], rows of absent views 0. states: float32 [E,h,S], newest last,
-    NaN where the episode was too young for a history.
-    """
-
-    ids: tuple[ReferenceId, ...]
-    views: tuple[tuple[str, ...], ...]
-    keys: np.ndarray
-    states: np.ndarray
+log = logging.getLogger(__name__)
 
 
 class EpisodeLibrary:
@@ -58,65 +46,63 @@ class EpisodeLibrary:
     One thread may add episodes while another loads. The lock covers the tables, never file access.
     """
 
-    def __init__(self, path: Path, fingerprint: Mapping[str, str], set_aside: bool) -> None:
-        self.path, self.fingerprint = path, dict(fingerprint)
+    def __init__(self, path: Path, fingerprint: Mapping[str, str], set_aside: bool = True,
+                 widths: Widths | None = None) -> None:
+        self.path, self.fingerprint, self.widths = path, dict(fingerprint), widths
         self.problems: list[str] = []
         self._set_aside = set_aside
+        self._refused: set[Path] = set()  # files that stay where they are, reported once
+        self._usage = Usage()
         self._lock = threading.Lock()
         self._stored: dict[tuple[str, str], StoredEpisode] = {}
         self._index: LibraryIndex | None = None
 
     @classmethod
-    def create(cls, path: str | Path, fingerprint: Mapping[str, str]) -> EpisodeLibrary:
+    def create(cls, path: str | Path, fingerprint: Mapping[str, str],
+               widths: Widths | None = None) -> EpisodeLibrary:
         """Make an empty library; raises LibraryError when there is one already or the place cannot be written."""
         path = Path(path)
-        if _present(path):
-            raise LibraryError(f'there is a library in {path} already; open it, or choose another folder')
-        content = {'format': FORMAT, 'version': VERSION, 'fingerprint': dict(fingerprint)}
         try:
             path.mkdir(parents=True, exist_ok=True)
-            with appearing(path / 'library.json') as temporary:
-                temporary.write_text(json.dumps(content, indent=2) + '\n')
+            with folder.lock(path):
+                if manifest.present(path):
+                    raise LibraryError(f'there is a library in {path} already; open it, or choose another folder')
+                manifest.write(path, fingerprint)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
             raise LibraryError(f'the library {path} cannot be created ({error}); choose a folder that can be written'
                                ) from error
-        return cls(path, fingerprint, set_aside=True)
+        return cls(path, fingerprint, widths=widths)
 
     @classmethod
-    def open(cls, path: str | Path, fingerprint: Mapping[str, str] | None = None,
-             set_aside: bool = True) -> EpisodeLibrary:
+    def open(cls, path: str | Path, fingerprint: Mapping[str, str] | None = None, set_aside: bool = True,
+             widths: Widths | None = None) -> EpisodeLibrary:
         """Open a library and check every episode's header, keys and states; large datasets are checked when loaded.
 
-        An episode file that cannot be used is reported in ``problems``, and moved aside as ``.bad`` if ``set_aside``.
-        fingerprint: of the checkpoint in use; None only looks. Raises LibraryError naming each field that differs.
+        An episode file that cannot be used is reported in ``problems``, and moved aside as ``.bad`` if ``set_aside``;
+        without it nothing on disk is changed.
+        fingerprint: of the checkpoint in use; None only looks. widths: (C, S) of its keys and states; None: as most
+        of the episodes. Raises LibraryError naming each field that differs.
         """
         path = Path(path)
-        try:
-            content = json.loads((path / 'library.json').read_text())
-            kind, version, stored = content['format'], content['version'], dict(content['fingerprint'])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LibraryError(f'{path / "library.json"} cannot be read ({type(error).__name__}: {error}); point to '
-                               'the folder that rmuscle library build wrote') from error
-        if (kind, version) != (FORMAT, VERSION):
-            raise LibraryError(f'{path} is {kind} version {version}, expected {FORMAT} version {VERSION}; build it '
-                               'again or use the rMuscle version that wrote it')
+        stored = manifest.read(path)
         if fingerprint is not None:
             check_same(stored, fingerprint, path)
-        library = cls(path, stored, set_aside)
-        for file in sorted(path.glob('*/*.h5')):
-            library._admit(file)
+        library = cls(path, stored, set_aside, widths)
+        library._when_alone(lambda: folder.remove_unfinished(path))
+        library.refresh(read_cache(path, stored))
         return library
 
     @classmethod
-    def open_or_create(cls, path: str | Path, fingerprint: Mapping[str, str]) -> EpisodeLibrary:
+    def open_or_create(cls, path: str | Path, fingerprint: Mapping[str, str],
+                       widths: Widths | None = None) -> EpisodeLibrary:
         """Open the library in ``path``, or make an empty one where there is none."""
-        if not _present(Path(path)):
+        if not manifest.present(Path(path)):
             try:
-                return cls.create(path, fingerprint)
+                return cls.create(path, fingerprint, widths)
             except LibraryError:
-                if not _present(Path(path)):  # else another process was faster
+                if not manifest.present(Path(path)):  # else another process was faster
                     raise
-        return cls.open(path, fingerprint)
+        return cls.open(path, fingerprint, widths=widths)
 
     @property
     def episodes(self) -> list[StoredEpisode]:
@@ -129,30 +115,47 @@ class EpisodeLibrary:
         return sum(episode.nbytes for episode in self.episodes)
 
     def tasks(self) -> list[str]:
-        return sorted({episode.header.task for episode in self.episodes})
+        return sorted({episode.task for episode in self.episodes})
 
     def index(self) -> LibraryIndex:
         """A snapshot of every reference of a successful episode; a failed one is no example to follow."""
         with self._lock:
             if self._index is None:
-                self._index = _build_index([self._stored[key] for key in sorted(self._stored)])
+                episodes = [self._stored[key] for key in sorted(self._stored)]
+                self._index = build_index(episodes)
+                self._stored.update({(e.task, e.episode): e for e in sharing(episodes, self._index)})
             return self._index
 
-    def load(self, reference: ReferenceId) -> Reference:
-        """Read one reference. A damaged file takes its episode out of use: EpisodeError, and a line in problems."""
-        with self._lock:
-            stored = self._stored.get((reference.task, reference.episode))
+    def load(self, reference: ReferenceId, check: Callable[[Reference], None] = lambda reference: None) -> Reference:
+        """Read one reference; raises EpisodeError.
+
+        check: raises EpisodeError for a reference that the caller's model cannot take. A damaged file, and one that
+        fails this, is out of use with its whole episode: a line in problems. One that another process deleted or
+        evicted is forgotten.
+        """
+        self._usage.write(self._stored.get)
+        stored = self._stored.get((reference.task, reference.episode))
         if stored is None or not 0 <= reference.call < len(stored.keys):
             raise EpisodeError(f'{reference} is not in the library {self.path}; see what it holds with rmuscle library '
                                'info')
         try:
-            return read_reference(stored.path, reference.call)
+            read = read_reference(stored.path, reference.call)
+            check(read)
+            return read
         except EpisodeError as error:
             with self._lock:
                 self._stored.pop((reference.task, reference.episode), None)
                 self._index = None
-            self._report(stored.path, error)
-            raise
+            if stored.path.exists():
+                self._refuse(stored.path, error)
+                raise
+            self._notice_absence()
+            raise EpisodeError(f'{reference} is no longer in the library {self.path}: its file was removed meanwhile; '
+                               'nothing needs to be done') from error
+
+    def used(self, reference: ReferenceId) -> None:
+        """Note that a call was served by this reference; costs no file access, reaches the disk with a later one."""
+        self._usage.note(reference)
 
     def add_episode(self, task: str, references: Sequence[Reference], success: bool, episode: str | None = None,
                     on_stage: Callable[[str], None] = lambda stage: None) -> Path:
@@ -161,82 +164,143 @@ class EpisodeLibrary:
         episode: name, by default made of the time. Raises LibraryError; the library is then as it was.
         """
         episode = episode or f'{time.strftime("%Y%m%d-%H%M%S")}-{secrets.token_hex(3)}'
-        for what, name in (('task', task), ('episode', episode)):
-            if not _NAME.fullmatch(name):
-                raise LibraryError(f'{what} name {name[:80]!r} must be 1 to 128 letters, digits, ".", "_" or "-", '
-                                   'since it becomes a file name; shorten or rename it')
-        if not references:
-            raise LibraryError(f'episode {task}/{episode} has no policy calls; save it after its first chunk')
-        path = self.path / task / f'{episode}.h5'
+        path = self.path / task / f'{episode}{folder.EPISODE}'
+        self._check_new(task, episode, references)
         try:
             with self._writing():
                 if path.exists():
                     raise LibraryError(f'{path} exists already and is never overwritten; choose another episode name')
-                path.parent.mkdir(exist_ok=True)
-                sync(self.path)
-                write_episode(path, task, success, self.fingerprint, references, on_stage)
-        except (OSError, RuntimeError, ValueError) as error:  # h5py raises these when the disk is full
-            raise LibraryError(f'episode {path} could not be written ({type(error).__name__}: {error}); check free '
-                               'space and permissions') from error
-        self._admit(path)
+                try:
+                    path.parent.mkdir(exist_ok=True)
+                    sync(self.path)
+                    write_episode(path, task, success, self.fingerprint, references, on_stage)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        path.unlink(missing_ok=True)  # visible, but perhaps not to stay: the folder was not synced
+                    raise
+        except (OSError, RuntimeError, ValueError) as error:
+            raise LibraryError(f'episode {path} could not be written ({type(error).__name__}: {brief(error)}); '
+                               f'{folder.next_step(error)}') from error
+        try:
+            self._accept([read_checked(path, self.fingerprint)])
+        except (LibraryError, OSError) as error:
+            raise LibraryError(f'episode {path} was written but cannot be used: {error}') from error
         return path
 
-    @contextmanager
+    def evict(self, capacity: int, keep: Path | None = None) -> list[StoredEpisode]:
+        """Delete episodes until the library takes at most ``capacity`` bytes; 0 keeps everything. Returns the deleted.
+
+        Failed episodes go first, then those that served longest ago, of equals the older. keep: is not deleted.
+        A reader that has such a file open keeps what it reads; another process forgets it when it asks for it.
+        Raises LibraryError when the place cannot be written.
+        """
+        if not capacity:
+            return []
+        self._usage.write(self._stored.get)
+        evicted = []
+        try:
+            with folder.lock(self.path):
+                self.refresh()  # what other processes wrote counts too
+                excess = self.nbytes - capacity
+                for episode in eviction_order(e for e in self.episodes if e.path != keep) if excess > 0 else ():
+                    if excess <= 0:
+                        break
+                    episode.path.unlink(missing_ok=True)
+                    folder.mark_of(episode.path).unlink(missing_ok=True)
+                    evicted.append(episode)
+                    excess -= episode.nbytes
+        except OSError as error:
+            raise LibraryError(f'the library {self.path} could not be brought to its capacity ({brief(error)}); '
+                               f'{folder.next_step(error)}') from error
+        finally:
+            self._drop(evicted)
+        for episode in evicted:
+            log.info(f'episode {episode.task}/{episode.episode} was deleted: the library exceeds its capacity of '
+                     f'{capacity / 1e6:g} MB')
+        return evicted
+
+    def refresh(self, cached: Mapping[Path, StoredEpisode] | None = None) -> None:
+        """Take in the episodes that appeared on disk and forget those that went.
+
+        cached: entries by path, believed for files of the same size and time. Raises LibraryError when the folder
+        cannot be read.
+        """
+        files = find_files(self.path, self._report)
+        known = {e.path for e in self.episodes} | self._refused
+        self._drop([e for e in self.episodes if e.path not in files])
+        found, read = [], 0
+        for path, entry in files.items():
+            if path not in known:
+                try:
+                    usable = (cached or {}).get(path)
+                    usable = usable if still_same(usable, entry.stat()) else None
+                    found.append(usable or read_checked(path, self.fingerprint))
+                    read += usable is None
+                except (LibraryError, OSError) as error:
+                    self._refuse(path, error)
+        self._accept(found)
+        if read > max(20, len(found) // 8):  # fewer are read faster than all are written
+            self._when_alone(lambda: write_cache(self.path, self.episodes, self.fingerprint))
+
+    @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """One writer at a time, over all processes; what an earlier one left unfinished is removed."""
-        with (self.path / '.lock').open('w') as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            for unfinished in self.path.glob(f'*/.*.h5{TEMPORARY}'):
-                unfinished.unlink(missing_ok=True)
+        with folder.lock(self.path) as alone:
+            if alone:
+                folder.remove_unfinished(self.path)
             yield
 
-    def _admit(self, path: Path) -> None:
-        try:
-            header, keys, states = read_header(path)
-            if (header.task, header.episode) != (path.parent.name, path.stem):
-                raise EpisodeError(f'episode {path} says that it is {header.task}/{header.episode}; restore its name')
-            check_same(header.fingerprint, self.fingerprint, path)
-            with self._lock:
-                _check_widths(path, keys, states, next(iter(self._stored.values()), None))
-                stored = StoredEpisode(path, header, keys, states, path.stat().st_size)
-                self._stored[(header.task, header.episode)] = stored
-                self._index = None
-        except (LibraryError, OSError) as error:
-            self._report(path, error)
-
-    def _report(self, path: Path, error: Exception) -> None:
-        self.problems.append(str(error))
+    def _when_alone(self, action: Callable[[], object]) -> None:
+        """Do what a library opened for use does to its folder, unless another process is writing there."""
         if self._set_aside:
+            with contextlib.suppress(OSError), folder.lock(self.path, wait=False) as alone:  # read-only: goes without
+                if alone:
+                    action()
+
+    def _check_new(self, task: str, episode: str, references: Sequence[Reference]) -> None:
+        check_names(task, episode)
+        if not references:
+            raise LibraryError(f'episode {task}/{episode} has no policy calls; save it after its first chunk')
+        found, expected = widths_of(references), self.widths or usual_widths(self.episodes)
+        if len(found) > 1 or (expected and found != {expected}):
+            raise other_widths(f'{task}/{episode}', found, expected)
+
+    def _accept(self, found: Sequence[StoredEpisode]) -> None:
+        """Put the episodes into use, but for those of other widths, which retrieval could not compare."""
+        widths = self.widths or usual_widths([*self.episodes, *found])
+        usable = [episode for episode in found if episode.widths == {widths}]
+        with self._lock:
+            self._stored.update({(e.task, e.episode): e for e in usable})
+            self._index = None
+        for episode in found:
+            if episode.widths != {widths}:
+                self._refuse(episode.path, other_widths(episode.path, episode.widths, widths))
+
+    def _drop(self, episodes: Sequence[StoredEpisode]) -> None:
+        if episodes:
+            with self._lock:
+                for episode in episodes:
+                    self._stored.pop((episode.task, episode.episode), None)
+                self._index = None
+
+    def _refuse(self, path: Path, error: Exception) -> None:
+        """Report a file that is not used; one that is broken is renamed, if this library may."""
+        self._report(str(error))
+        self._refused.add(path)
+        if self._set_aside and is_damage(error):
             try:
-                os.replace(path, path.with_name(path.name + '.bad'))
+                folder.set_aside(path)
+            except FileNotFoundError:
+                pass  # another process was faster
             except OSError as failure:  # read-only media: the report is all that can be done
-                self.problems.append(f'{path} could not be moved aside ({failure}); move it out of the library')
+                self._report(f'{path} could not be moved aside ({failure}); move it out of the library')
 
+    def _notice_absence(self) -> None:
+        with contextlib.suppress(LibraryError):
+            if manifest.present(self.path):
+                return
+        self._report(f'the library {self.path} is gone; calls run without it until it is back and configured again')
 
-def _present(path: Path) -> bool:
-    try:
-        return (path / 'library.json').exists()
-    except OSError as error:  # a folder on the way may not be looked into, or a name is too long
-        raise LibraryError(f'the library {path} cannot be reached ({error}); choose another folder') from error
-
-
-def _check_widths(path: Path, keys: list[np.ndarray], states: list[np.ndarray], first: StoredEpisode | None) -> None:
-    found = {(key.shape[1], state.shape[1]) for key, state in zip(keys, states, strict=True)}
-    if first:
-        found.add((first.keys[0].shape[1], first.states[0].shape[1]))
-    if len(found) != 1:
-        raise EpisodeError(f'episode {path} has key and state widths other than the library: {sorted(found)}; '
-                           'record the episode again')
-
-
-def _build_index(episodes: list[StoredEpisode]) -> LibraryIndex:
-    rows = [(e.header.id(call), e.header.views(call), e.keys[call], e.states[call])
-            for e in episodes if e.header.success for call in range(len(e.keys))]
-    key_shape = np.max([row[2].shape for row in rows], axis=0) if rows else (0, 0)
-    state_shape = np.max([row[3].shape for row in rows], axis=0) if rows else (0, 0)
-    keys = np.zeros((len(rows), *key_shape), np.float32)
-    states = np.full((len(rows), *state_shape), np.nan, np.float32)
-    for i, (_, _, key, state) in enumerate(rows):
-        keys[i, :len(key)] = key
-        states[i, state_shape[0] - len(state):] = state
-    return LibraryIndex(tuple(row[0] for row in rows), tuple(row[1] for row in rows), keys, states)
+    def _report(self, problem: str) -> None:
+        if problem not in self.problems:
+            self.problems.append(problem)

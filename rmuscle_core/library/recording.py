@@ -16,6 +16,7 @@ import numpy as np
 
 from rmuscle_core.errors import EpisodeError
 from rmuscle_core.library.durable import appearing
+from rmuscle_core.library.hdf5_file import writing
 from rmuscle_core.observation import Observation
 
 FORMAT, VERSION = 'rmuscle-recording', 1
@@ -32,7 +33,7 @@ class RecordedEpisode:
 
 def write_recording(path: str | Path, episodes: Iterable[RecordedEpisode], joints: Sequence[str] = ()) -> None:
     """Write the episodes to one file, which appears when it is complete. joints: names in the order of the state."""
-    with appearing(Path(path)) as temporary, h5py.File(temporary, 'w') as file:
+    with appearing(Path(path)) as temporary, writing(temporary) as file:
         file.attrs['format'], file.attrs['version'] = FORMAT, VERSION
         file.attrs['joints'] = list(joints) or h5py.Empty('S1')
         for number, episode in enumerate(episodes):
@@ -40,6 +41,7 @@ def write_recording(path: str | Path, episodes: Iterable[RecordedEpisode], joint
             group.attrs['name'], group.attrs['success'] = episode.name, bool(episode.success)
             for call, observation in enumerate(episode.observations):
                 _write_call(group.create_group(f'calls/{call:05d}'), observation)
+                file.check()
 
 
 def _write_call(group: h5py.Group, observation: Observation) -> None:

@@ -43,6 +43,6 @@ def test_killed_while_writing(tmp_path, shelf, seed):
     for number, episode in enumerate(library.episodes):
         assert len(verify_episode(episode.path).calls) == 6
         for call, reference in enumerate(shelf.references(6, seed=number)):
-            assert shelf.same(library.load(episode.header.id(call)), reference)
+            assert shelf.same(library.load(episode.id(call)), reference)
     library.add_episode('stack', shelf.references(), True, 'after')
     assert list(path.glob('*/.*')) == []

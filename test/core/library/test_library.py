@@ -146,9 +146,9 @@ def test_a_place_that_cannot_hold_a_library_is_refused(tmp_path, shelf, name):
 def test_a_library_that_another_process_creates_meanwhile_is_opened(tmp_path, shelf, monkeypatch):
     create = EpisodeLibrary.create
 
-    def overtaken(path, fingerprint):
+    def overtaken(path, fingerprint, widths):
         create(path, fingerprint).add_episode('stack', shelf.references(), success=True)
-        return create(path, fingerprint)
+        return create(path, fingerprint, widths)
 
     monkeypatch.setattr(EpisodeLibrary, 'create', overtaken)
     assert EpisodeLibrary.open_or_create(tmp_path / 'library', shelf.fingerprint).tasks() == ['stack']
