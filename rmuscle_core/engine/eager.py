@@ -42,6 +42,8 @@ class EagerEngine:
     ``act`` runs on the inference thread, ``expand`` and ``rank_neurons`` on the reconstruct thread, side by side.
     """
 
+    captures = 0  # nothing is captured here; see GraphEngine
+
     def __init__(self, model: VLA, settings: Settings, views: int) -> None:
         self.model, self.settings = model, settings
         self.device, self.dtype = model.cos.device, model.config.compute_dtype

@@ -82,6 +82,11 @@ class GraphEngine:
         self._latest: Embedded | None = None
         self.problems: list[str] = []  # what was asked for and could not be had, one sentence each
 
+    @property
+    def captures(self) -> int:
+        """Programs captured so far, those dropped since included."""
+        return self.calls.captures + self.spare.captures
+
     def shrink(self, slots: int) -> None:
         """Give memory back: the arena keeps this many slots, empty. Nobody may be using it.
 

@@ -32,6 +32,8 @@ def go_on() -> None:
 class DirectLane:
     """Runs bodies where they stand: on a CPU, or on a GPU to compare with what is captured."""
 
+    captures = 0
+
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._bodies: dict[Hashable, Body] = {}
@@ -87,6 +89,7 @@ class CudaLane:
         self.stream = torch.cuda.Stream(device, priority=priority)
         self._pool = torch.cuda.graph_pool_handle()
         self._programs: dict[Hashable, list[torch.cuda.CUDAGraph]] = {}
+        self.captures = 0  # ever made: one during a call costs it seconds
 
     @property
     def keys(self) -> list[Hashable]:
@@ -106,6 +109,7 @@ class CudaLane:
                 del self._programs[next(iter(self._programs))]
             gc.collect()  # so that nothing is freed inside the capture, which would break it
             self._programs[key] = self._capture(body)
+            self.captures += 1
         log.info('captured %s in %.0f ms', key, 1e3 * (time.perf_counter() - start))
 
     def forget(self) -> None:
