@@ -3,17 +3,13 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from builtin_interfaces.msg import Time
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
-from rmuscle_core.sensing.observe import ObservationBuffer
 from rmuscle_ros.publish import ChunkPublisher
-from rmuscle_ros.topics import Topics
 
 OK, WARN, ERROR, STALE = DiagnosticStatus.OK, DiagnosticStatus.WARN, DiagnosticStatus.ERROR, DiagnosticStatus.STALE
 
@@ -22,48 +18,6 @@ def entry(name: str, level: bytes, message: str, values: Mapping[str, Any], hard
     """One line of the array; floats are written with three decimals."""
     pairs = [KeyValue(key=k, value=f'{v:.3f}' if isinstance(v, float) else str(v)) for k, v in values.items()]
     return DiagnosticStatus(level=level, name=f'rmuscle: {name}', message=message, hardware_id=hardware, values=pairs)
-
-
-class InputDiagnostics:
-    """Entries for the cameras and the joint states."""
-
-    def __init__(self, buffer: ObservationBuffer, hardware: str, topics: Topics):
-        self._buffer, self._hardware, self._topics = buffer, hardware, topics
-        self._counted = {camera: (0, time.monotonic()) for camera in buffer.streams}
-
-    def entries(self, now_ns: int, expected_hz: float) -> list[DiagnosticStatus]:
-        """One entry per camera and one for the joints."""
-        max_age_s = self._buffer.max_age_ns / 1e9
-        found = [self._camera(camera, now_ns, max_age_s, expected_hz) for camera in self._buffer.streams]
-        age_s = self._buffer.age_s(None, now_ns)
-        level, message = self._freshness('joint_states', age_s, max_age_s)
-        values = {'age_s': age_s, 'bad_messages': self._buffer.samples.messages_bad}
-        return [*found, entry('joint states', level, message, values, self._hardware)]
-
-    def _camera(self, camera: str, now_ns: int, max_age_s: float, expected_hz: float) -> DiagnosticStatus:
-        stream, now = self._buffer.streams[camera], time.monotonic()
-        before, since = self._counted[camera]
-        self._counted[camera] = (stream.frames, now)
-        rate_hz = (stream.frames - before) / max(now - since, 1e-3)
-        age_s = self._buffer.age_s(camera, now_ns)
-        level, message = self._freshness(stream.topic, age_s, max_age_s)
-        if level == OK and rate_hz < 0.8 * expected_hz:
-            level, message = WARN, (f'{rate_hz:.1f} Hz, expected {expected_hz:.1f}; large images need '
-                                    'config/fastdds_shm.xml in the camera driver, or compressed transport')
-        sample = stream.latest
-        encoding = getattr(sample.message, 'encoding', getattr(sample.message, 'format', '')) if sample else ''
-        values = {'topic': stream.topic, 'age_s': age_s, 'rate_hz': rate_hz, 'encoding': encoding,
-                  'frames': stream.frames, 'frames_bad': stream.frames_bad}
-        return entry(f'camera {camera}', level, message, values, self._hardware)
-
-    def _freshness(self, topic: str, age_s: float, max_age_s: float) -> tuple[bytes, str]:
-        if topic in self._topics.incompatible:
-            return ERROR, self._topics.incompatible[topic]
-        if math.isinf(age_s):
-            return STALE, f'nothing received on {topic}'
-        if not -max_age_s <= age_s <= max_age_s:
-            return ERROR, f'{topic} is {age_s:.2f} s old, max_age_s is {max_age_s:.2f}'
-        return OK, 'fresh'
 
 
 def policy_entry(state: str, waiting_for: str, stalled_s: float, output: ChunkPublisher, counts: Mapping[str, int],

@@ -28,8 +28,9 @@ from rmuscle_core.sensing.observe import ObservationBuffer, Snapshot
 from rmuscle_ros.checkpoint import load_config, load_policy
 from rmuscle_ros.clock import NodeClock
 from rmuscle_ros.contract import Contract, check_action_mode, check_contract, required
-from rmuscle_ros.diagnostics import ERROR, OK, InputDiagnostics, cache_entry, diagnostic_array, entry, policy_entry
+from rmuscle_ros.diagnostics import ERROR, OK, cache_entry, diagnostic_array, entry, policy_entry
 from rmuscle_ros.health import Health, status_message
+from rmuscle_ros.inputs import InputDiagnostics
 from rmuscle_ros.lifecycle import LOG_PERIOD_S, RetryableLifecycleNode, transition
 from rmuscle_ros.params import NodeParameters
 from rmuscle_ros.publish import ChunkPublisher
@@ -138,7 +139,7 @@ class PolicyNode(RetryableLifecycleNode):
     def _connect(self, contract: Contract) -> None:
         options = self._params.node_settings
         topics = {camera: self._params.topic(camera) for camera in contract.cameras}
-        self._buffer = ObservationBuffer(contract.joints, topics, options.max_age_s)
+        self._buffer = ObservationBuffer(contract.joints, topics, options.max_age_s, options.max_skew_s)
         self._inputs = InputDiagnostics(self._buffer, self.get_name(), self._topics)
         self._health = Health(contract.execute_steps / options.control_rate_hz)
         self._output = ChunkPublisher(self._topics.publisher(JointTrajectory, 'joint_trajectory', COMMAND),
@@ -177,7 +178,7 @@ class PolicyNode(RetryableLifecycleNode):
     def _parameters_changed(self) -> None:
         if self._policy is not None:
             self._policy.settings = self._params.settings
-            self._buffer.max_age_ns = round(self._params.node_settings.max_age_s * 1e9)
+            self._buffer.limit(self._params.node_settings.max_age_s, self._params.node_settings.max_skew_s)
 
     def _moved_back(self, reason: str) -> None:
         if self._worker is not None:

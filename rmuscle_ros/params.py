@@ -55,6 +55,8 @@ class NodeSettings:
     camera_rate_hz: float = setting(0.0, 'expected frame rate, below which diagnostics warn; 0 expects none', low=0.0,
                                     high=1000.0, unit='Hz', effect='next diagnostics')
     max_age_s: float = setting(0.5, 'no policy call on a sample older than this', low=0.01, high=60.0, unit='s')
+    max_skew_s: float = setting(0.0, 'no policy call on cameras and joints whose stamps are further apart than this; 0 '
+                                'allows any', low=0.0, high=60.0, unit='s')
     control_rate_hz: float = setting(25.0, 'actions per second the policy was trained at', low=0.1, high=1000.0,
                                      unit='Hz', effect=ON_CONFIGURE)
     horizon: int = setting(0, 'steps of a chunk, to be checked against the checkpoint; 0 takes its', low=0, high=1000,

@@ -12,7 +12,6 @@ import numpy as np
 from rmuscle_core.errors import SettingsError
 from rmuscle_core.guard import Limits
 
-
 UNITS = {'': 1.0, 'same': 1.0, 'deg': math.pi / 180}  # of the policy -> its size in the robot's; '' was not declared
 INFINITY = float('inf')
 

@@ -103,7 +103,7 @@ def test_names_without_positions(buffer):
     buffer.add_joint_state(JointState(name=['j1'], velocity=[1.0]), NOW)
     with pytest.raises(ObservationError, match='joint_states: 1 positions for 2 names'):
         buffer.add_joint_state(JointState(name=['j1', 'j2'], position=[1.0]), NOW)
-    assert buffer.joint_messages_bad == 1 and buffer.measured(NOW).tolist() == list(range(7))
+    assert buffer.samples.messages_bad == 1 and buffer.measured(NOW).tolist() == list(range(7))
 
 
 def test_broken_frame_is_dropped_and_the_one_before_keeps_its_age(buffer):
