@@ -20,6 +20,7 @@ COMMANDS = {
     'library': ('rmuscle_core.library.commands', 'look into, check and build episode libraries'),
     'bench': ('rmuscle_core.bench.commands', 'measure policy calls, dense and cached'),
     'serve': ('rmuscle_core.serve.commands', 'answer openpi clients over a websocket'),
+    'eval': ('rmuscle_core.evaluation.commands', 'closed-loop success of settings, other methods and controls'),
     'workcell': ('rmuscle_core.workcell.commands', 'simulated two-arm work cell: demonstrations, training, evaluation'),
 }
 EXTRAS = {'triton': 'gpu', 'rosbags': 'bags', 'pyarrow': 'lerobot', 'av': 'lerobot', 'websockets': 'serve',

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmuscle_core.errors import ObservationError
+from rmuscle_core.evaluation.statistics import wilson_interval
 from rmuscle_core.observation import CallReport, Observation
 from rmuscle_core.policy import MusclePolicy
 from rmuscle_core.workcell.tasks import Cell
@@ -81,14 +82,6 @@ def run_episodes(cell: Cell, policy: MusclePolicy, seeds: Sequence[int], execute
         episodes.append(run_episode(cell, policy, seed, execute, shown))
         progress(episodes[-1])
     return episodes
-
-
-def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Score interval of a success rate (Wilson 1927); z = 1.96 gives 95 %. Sound for small samples and rates near 1."""
-    rate, spread = successes / trials, z * z / trials
-    centre = (rate + spread / 2) / (1 + spread)
-    half = z * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials)) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def summary(episodes: Sequence[Episode]) -> dict:

@@ -39,13 +39,6 @@ def policy(checkpoint):
     loaded.close()
 
 
-@pytest.mark.parametrize(('successes', 'low', 'high'), [(0, 0.0, 0.1611), (10, 0.2993, 0.7007), (20, 0.8389, 1.0)])
-def test_wilson_interval(cell, successes, low, high):
-    from rmuscle_core.workcell.evaluate import wilson_interval
-
-    assert wilson_interval(successes, 20) == pytest.approx((low, high), abs=1e-4)
-
-
 def test_an_episode(cell, policy, monkeypatch):
     from rmuscle_core.workcell import evaluate
 

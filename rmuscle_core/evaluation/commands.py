@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``rmuscle eval``: does the task still succeed, and against what."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from rmuscle_core.errors import SettingsError
+
+QUICK_SEEDS = 24
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Add ``eval``; the simulator is imported when it runs."""
+    parser = subparsers.add_parser('eval', help='closed-loop success of settings, other methods and controls')
+    parser.add_argument('--task', default='transfer_cube', help='simulated task (%(default)s)')
+    parser.add_argument('--checkpoint', type=Path, help='policy for it (default: the one shipped for the task)')
+    parser.add_argument('--rows', nargs='+', help='rows or groups of rows; --list names them (default: all)')
+    parser.add_argument('--quick', action='store_true', help=f'dense, default and previous call, {QUICK_SEEDS} seeds')
+    parser.add_argument('--list', action='store_true', help='print the rows and stop')
+    parser.add_argument('--episodes', type=int, default=200, help='seeds per row (%(default)s)')
+    parser.add_argument('--seed', type=int, default=1000, help='first of them (%(default)s)')
+    parser.add_argument('--library-seed', type=int, default=5000, help='first seed of the library (%(default)s)')
+    parser.add_argument('--errors', type=int, default=20, help='seeds whose calls are repeated densely (%(default)s)')
+    parser.add_argument('--processes', type=int, default=os.cpu_count(), help='episodes at a time (%(default)s)')
+    parser.add_argument('--out', type=Path, help='folder of results, where a run is resumed (default: out/eval/TASK)')
+    parser.add_argument('--json', type=Path, help='write the summary to this file')
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run what is missing, print the table, write the summary."""
+    from rmuscle_core.bench import report
+    from rmuscle_core.bench.device import describe, open_device
+    from rmuscle_core.evaluation import rows, runner, table
+
+    chosen = _rows(args, rows)
+    if args.list:
+        report.print_table('rows', ['', 'group', 'episodes of the library', 'settings', 'note'],
+                           [[r.name, r.group, r.episodes, ', '.join(f'{k} {v}' for k, v in r.settings.items()), r.note]
+                            for r in chosen])
+        return 0
+    checkpoint, out = args.checkpoint or shipped_policy(args.task), args.out or Path('out', 'eval', args.task)
+    plan = runner.Plan(args.task, checkpoint, out, args.errors, args.library_seed)
+    count = QUICK_SEEDS if args.quick else args.episodes
+    seeds = range(args.seed, args.seed + count)
+    with report.progress_bar() as bar:
+        task = bar.add_task('episodes', total=len(chosen) * count)
+        lines = runner.evaluate(plan, chosen, seeds, args.processes,
+                                lambda done, total: bar.update(task, completed=done))
+    summary = table.summarise(lines)
+    table.show(f'{args.task}, seeds {seeds[0]} to {seeds[-1]}', summary)
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        command = ' '.join(['rmuscle', *sys.argv[1:]])
+        args.json.write_text(json.dumps({'command': command, 'machine': describe(open_device('cpu')),
+                                         'task': args.task, 'seeds': [seeds[0], seeds[-1]],
+                                         'library_seed': args.library_seed, 'rows': summary}, indent=1) + '\n')
+    return 0
+
+
+def _rows(args: argparse.Namespace, rows):
+    if args.quick:
+        return [rows.BY_NAME[name] for name in rows.QUICK]
+    wanted = set(args.rows or ())
+    unknown = wanted - {row.name for row in rows.ROWS} - {row.group for row in rows.ROWS}
+    if unknown:
+        raise SettingsError(f'there is no row {min(unknown)!r}; "rmuscle eval --list" names them')
+    chosen = [row for row in rows.ROWS if not wanted or row.name in wanted or row.group in wanted]
+    return chosen if chosen[0].name == rows.BASELINE else [rows.BY_NAME[rows.BASELINE], *chosen]
+
+
+def shipped_policy(task: str) -> Path:
+    """Directory of the policy that comes with the project."""
+    from rmuscle_core.workcell.tasks import TASKS
+
+    if task not in TASKS:
+        raise SettingsError(f'there is no task {task!r}; known are {", ".join(TASKS)}')
+    return Path(__file__).resolve().parents[2] / 'config' / 'policy' / TASKS[task].policy
