@@ -62,7 +62,7 @@ class PolicyNode(RetryableLifecycleNode):
         self._give_up, self._failures = '', 0
         self._topics = Topics(self)
         self._params = NodeParameters(self, lambda: self._policy is not None, self._parameters_changed)
-        self._time = NodeClock(self, self._moved_back)
+        self._time = NodeClock(self, self._moved_back, self._moved_ahead)
         self._diagnostics = self.create_publisher(DiagnosticArray, '/diagnostics', REPORT)
         self._status = self.create_publisher(NodeStatus, '~/status', REPORT)
         steady = Clock(clock_type=ClockType.STEADY_TIME)  # fire without /clock, and however the system time is set
@@ -185,6 +185,11 @@ class PolicyNode(RetryableLifecycleNode):
             self.get_logger().warning(f'{reason}: a new episode begins')
             self.begin_episode()
 
+    def _moved_ahead(self, reason: str) -> None:
+        if self._worker is not None:
+            self.get_logger().warning(f'{reason}: samples and answers from before it are dropped')  # samples by age
+            self._worker.abandon_call()
+
     @property
     def configured(self) -> bool:
         """There is a policy: between configure and cleanup."""
@@ -218,6 +223,7 @@ class PolicyNode(RetryableLifecycleNode):
             self.get_logger().warning('joint_states are not fresh, so no hold was sent; the robot ends its last chunk')
 
     def _watch(self) -> None:
+        self._time.check()
         if self._worker is None:
             return
         if self._give_up and self._worker.running:

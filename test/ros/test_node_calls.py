@@ -155,16 +155,6 @@ def test_answer_after_its_last_step_is_not_published(sim):
     assert stamp_of(bench.trajectories[0]) == T0 + 950_000_000 and len(bench.trajectories) == 1
 
 
-def test_no_call_while_sim_time_is_zero(sim):
-    bench = sim(start=0)
-    bench.send(50 * S)
-    diagnosis(bench, 'policy', lambda s: '/clock' in s.message)
-    bench.send_time(T0)
-    bench.send(T0)
-    answered(bench)
-    assert [round(o.stamp_s * S) for o in bench.policy.seen] == [T0]
-
-
 def test_stale_camera_stops_calls_until_it_is_back(sim):
     bench = sim(max_age_s=0.3)
     bench.send(T0)
@@ -179,17 +169,6 @@ def test_stale_camera_stops_calls_until_it_is_back(sim):
     bench.send_image('wrist', later)
     answered(bench, 2)
     assert [round(o.stamp_s * S) for o in bench.policy.seen] == [T0, later]
-
-
-def test_clock_that_moves_back_begins_a_new_episode(sim):
-    bench = sim()
-    for loop in range(3):
-        bench.send_time(T0 - loop)
-        bench.send(T0 - loop)
-        answered(bench, loop + 1)
-        bench.send_time(T0 + 20 * S)
-    assert [round(o.stamp_s * S) for o in bench.policy.seen] == [T0, T0 - 1, T0 - 2]
-    assert len(bench.policy.resets) == 1 + 2  # by activation, by the clock
 
 
 def test_answer_after_stop_is_dropped_and_the_hold_is_last(sim):
