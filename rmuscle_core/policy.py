@@ -14,23 +14,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
+from rmuscle_core.acting import Actor
 from rmuscle_core.engine.build import build_engine
 from rmuscle_core.engine.eager import EagerEngine, Embedded
+from rmuscle_core.engine.faults import device_failures
 from rmuscle_core.engine.graphs import GraphEngine
-from rmuscle_core.engine.plan import CallPlan, neuron_count, plan_call
+from rmuscle_core.engine.plan import CallPlan, neuron_count
 from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.foresight import Foresight
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId, fingerprint
-from rmuscle_core.memory import MuscleMemory, Query, Recall, make_reference, rank
+from rmuscle_core.library.fitting import library_widths
+from rmuscle_core.memory import MuscleMemory, Query, make_reference, rank
 from rmuscle_core.model import VLA, ModelConfig, load_model
-from rmuscle_core.observation import ActionChunk, CallReport, Observation
+from rmuscle_core.observation import ActionChunk, Leftover, Observation
 from rmuscle_core.processing import ModelInputs, Processor
 from rmuscle_core.processing.units import unit_problem
-from rmuscle_core.retrieval import Match, make_key
+from rmuscle_core.realtime import guidance_of
+from rmuscle_core.retrieval import make_key
 from rmuscle_core.settings import Settings
-from rmuscle_core.working_set import Reading
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +57,7 @@ class MusclePolicy:
         self.cameras = tuple(c for c in self.config.cameras if cameras is None or c in cameras)
         self.engine = engine or build_engine(model, self.settings, len(self.cameras))
         self.memory = MuscleMemory(self.engine, self.settings, library)
+        self.actor = Actor(self.engine, self.memory)
         self.served = {'library': 0, 'previous_call': 0, 'dense': 0}
         self._states: deque[np.ndarray] = deque(maxlen=self.settings.history)
         self.foresight = Foresight(processor, self.config)
@@ -66,11 +69,12 @@ class MusclePolicy:
     @classmethod
     def load(cls, checkpoint: str | Path, settings: Settings | None = None, library: str | Path | None = None,
              device: str = 'cpu', need_library: bool = False,
-             cameras: Collection[str] | None = None) -> MusclePolicy:
+             cameras: Collection[str] | None = None, joints: Sequence[str] = ()) -> MusclePolicy:
         """Read a LeRobot-format checkpoint directory and, if given, open (or create) the library made with it.
 
         cameras: those of the checkpoint that this robot has, None for all. References are calls with just these; a
-        call with fewer runs dense.
+        call with fewer runs dense. joints: names in the order of the state, so that a library recorded with another
+        order is refused; empty when unknown.
         Raises CheckpointError when there is no policy to run. A library that cannot be used (foreign, unreadable) is
         left alone and reported in ``problems``, and calls run without it; with need_library it raises LibraryError.
         """
@@ -83,8 +87,8 @@ class MusclePolicy:
         if library:
             try:
                 masks = mask_layout(settings, model.config)
-                identity = fingerprint(checkpoint, model, processor, masks=masks)
-                opened = EpisodeLibrary.open_or_create(library, identity)
+                identity = fingerprint(checkpoint, model, processor, masks=masks, joints=' '.join(joints))
+                opened = EpisodeLibrary.open_or_create(library, identity, library_widths(model.config))
             except LibraryError as error:
                 if need_library:
                     raise
@@ -97,28 +101,31 @@ class MusclePolicy:
     @property
     def problems(self) -> list[str]:
         """What is wrong with the library, with single episodes or with expanding them, one sentence each."""
-        own = [problem for problem in (self._library_problem, self.memory.reconstructor.problem) if problem]
-        return own + (self.library.problems if self.library else [])
+        own = [self._library_problem] if self._library_problem else []
+        return own + self.engine.problems + self.memory.problems + (self.library.problems if self.library else [])
 
-    def infer(self, observation: Observation) -> ActionChunk:
-        """Return the action chunk for the observation.
+    @device_failures()
+    def infer(self, observation: Observation, leftover: Leftover | None = None) -> ActionChunk:
+        """Return the action chunk for the observation; with ``leftover`` and rtc on, one that continues it.
 
-        Raises ObservationError when the observation does not fit the checkpoint; nothing else on bad input.
+        Raises ObservationError when the observation does not fit the checkpoint; nothing else on bad input. Raises
+        DeviceError when the device is lost, and RMuscleError when it has no memory even for a dense call.
         """
         settings, watch = self.settings, Stopwatch()
         with self.memory.reconstructor.policy_call():
-            inputs = self._encode(observation)
+            inputs = self._encode(observation, leftover)
             if not self._states:  # an episode's first call
                 self._warn(self.processor.doubts(observation.state))
             watch.lap('process')
-            embedded = self.engine.embed(inputs)
+            embedded = self.actor.afford(lambda: self.engine.embed(inputs))
             watch.lap('embed')
             query = self._query(embedded, observation)
             recall = self.memory.recall(query, settings)
             watch.lap('retrieve')
-            actions, report = self._act(embedded, recall, settings)
+            actions, report = self.actor.act(embedded, recall, settings)
             watch.lap('act')
             chunk = self.processor.decode(actions.numpy(), observation)
+            report.guided = inputs.guidance is not None
             watch.lap('decode')
         report.milliseconds.update(watch.stages)
         report.milliseconds['total'] = sum(watch.stages.values())
@@ -126,6 +133,7 @@ class MusclePolicy:
         self._last = (query, embedded, chunk)
         return ActionChunk(chunk, report, observation.stamp_s)
 
+    @device_failures()
     def chunk_published(self, next_call_in_s: float) -> None:
         """The robot executes the last chunk from now on: record the call, use the time for likely references."""
         if self._last is None:
@@ -137,13 +145,15 @@ class MusclePolicy:
         self.memory.prepare(query, expected, settings, next_call_in_s)
         self.engine.prepare(settings, embedded.text)  # changed ratios are captured now, not in the next call
 
+    @device_failures()
     def warm_up(self, prompt: str) -> None:
         """Run one dense call on a blank observation, then expand what an episode may start with; blocks."""
         side = self.config.vision.image_size
         blank = Observation({camera: np.zeros((side, side, 3), np.uint8) for camera in self.cameras},
                             self.processor.neutral_state(), prompt)
-        embedded = self.engine.embed(self._encode(blank))
-        self.engine.act(embedded, CallPlan(), None)
+        inputs = self._encode(blank)
+        embedded = self.actor.afford(lambda: self.engine.embed(inputs))
+        self.actor.afford(lambda: self.engine.act(embedded, CallPlan(), None))
         self.engine.prepare(self.settings, embedded.text)
         self.reset_episode(prompt)
         self.wait_ready(START_S)
@@ -151,11 +161,12 @@ class MusclePolicy:
     @property
     def relative_actions(self) -> bool:
         """Whether the checkpoint's actions are relative to the observed state; chunks are absolute all the same."""
-        return bool(self.processor.relative.any())
+        return self.processor.report()['relative actions'] != 'none'
 
     def unit_problem(self, state: np.ndarray, names: Sequence[str], declared: np.ndarray) -> str:
         """Why a robot's first state [S] cannot be in the checkpoint's units, or empty; see processing/units.py."""
-        return unit_problem(state, self.processor.state, names, declared)
+        trained = self.processor.state.unnormalize(self.processor.normalize_state(state))
+        return unit_problem(trained, self.processor.state, names, declared)
 
     def wait_ready(self, timeout_s: float) -> bool:
         """Wait until the references an episode may start with are expanded; False if that takes longer."""
@@ -189,20 +200,22 @@ class MusclePolicy:
         return {'library_entries': len(self.library.index().ids) if self.library else 0,
                 'library_bytes': self.library.nbytes if self.library else 0,
                 'slots_ready': len(self.memory.working_set.ready()), 'slots': len(self.memory.working_set),
-                'working_set_bytes': self.engine.arena.nbytes,
+                'working_set_bytes': self.engine.arena.nbytes, 'out_of_memory': self.memory.out_of_memory,
+                'quarantined': len(self.memory.quarantined),
                 **{f'served_{path}': count for path, count in self.served.items()}}
 
     def close(self) -> bool:
         """Stop the reconstruct thread; True if it has ended."""
         return self.memory.reconstructor.close()
 
-    def _encode(self, observation: Observation) -> ModelInputs:
+    def _encode(self, observation: Observation, leftover: Leftover | None = None) -> ModelInputs:
         inputs = self.processor.encode(observation)
         other = [view for view in inputs.views if view not in self.cameras]
         if other:
             raise ObservationError(f'camera {other[0]!r} is not among those this policy was loaded for '
                                    f'({", ".join(self.cameras)}); load it with that camera, or leave the picture out')
-        return inputs
+        guidance = guidance_of(leftover, observation, self.processor, self.config, self.settings)
+        return replace(inputs, guidance=guidance)
 
     def _warn(self, doubts: list[str]) -> None:
         for doubt in doubts:
@@ -220,43 +233,6 @@ class MusclePolicy:
         self.foresight.observe(embedded.inputs.state_normalized)
         views = embedded.inputs.views
         return Query(make_key(embedded.visual, views), np.stack(self._states), task_of(observation.prompt), views)
-
-    def _act(self, embedded: Embedded, recall: Recall, settings: Settings) -> tuple[torch.Tensor, CallReport]:
-        """Compute the actions on the path the memory offers, or dense when it no longer holds."""
-        neurons, match = self.config.expert.mlp, recall.match
-        report = CallReport(settings.mode, recall.path, recall.reason, tokens=embedded.tokens, neurons=neurons)
-        plan = plan_call(settings, self.config, embedded.tokens, embedded.text)
-        with self.memory.working_set.reading(match.id if match else None) as reading:
-            if match and reading is None:
-                report.path, report.reason = 'dense', f'{match.id} was replaced while it was matched'
-            if reading is None:
-                plan = CallPlan()
-            elif plan.neurons is not None:
-                refusal = self._no_action_cache(plan, match, reading, settings)
-                if refusal:
-                    plan = CallPlan(tokens=plan.tokens)
-                    report.reason += f'; denoising ran dense, {refusal}'
-            actions, stages = self.engine.act(embedded, plan, reading.slot if reading else None)
-        if reading and not torch.isfinite(actions).all():
-            self.memory.quarantine(match.id)
-            report.path, report.reason = 'dense', f'{match.id} led to a non-finite action and is out of use'
-            plan = CallPlan()
-            actions, stages = self.engine.act(embedded, plan, None)
-        if report.path != 'dense':
-            report.reference, report.similarity = str(match.id), match.similarity
-        report.tokens_recomputed = embedded.tokens if plan.tokens is None else plan.tokens
-        report.neurons_evaluated = plan.mean_neurons(neurons, self.config.steps, settings.group_size)
-        report.milliseconds = dict(stages)
-        return actions, report
-
-    @staticmethod
-    def _no_action_cache(plan: CallPlan, match: Match, reading: Reading, settings: Settings) -> str:
-        """Why the Action Cache may not use this reference; empty if it may."""
-        if match.similarity < settings.action_similarity:
-            return f'since similarity {match.similarity:.2f} is below action_similarity {settings.action_similarity:g}'
-        if plan.stored_residual and reading.residual_neurons != plan.neurons:
-            return 'until its residual is rebuilt for the new neuron_ratio'
-        return ''
 
 
 class Stopwatch:

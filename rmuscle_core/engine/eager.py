@@ -80,7 +80,9 @@ class EagerEngine:
         cache = self.model.prefill(embedded.prefix, context)
         self._synchronize()
         middle = time.perf_counter()
-        actions = self.model.denoise(cache, self.noise, neurons, self._state(embedded.inputs.state))
+        guidance = embedded.inputs.guidance
+        actions = self.model.denoise(cache, self.noise, neurons, self._state(embedded.inputs.state),
+                                     guidance and guidance.to(self.device))
         actions = actions[0].float().cpu()
         end = time.perf_counter()
         return actions, {'prefill': 1e3 * (middle - start), 'denoise': 1e3 * (end - middle)}

@@ -23,6 +23,7 @@ from rmuscle_core.errors import EpisodeError
 from rmuscle_core.ffn import DenseFFN, ScoreFFN
 from rmuscle_core.library import Reference
 from rmuscle_core.model import VLA
+from rmuscle_core.model.guidance import Guidance
 from rmuscle_core.processing import ModelInputs
 from rmuscle_core.settings import Settings
 
@@ -77,7 +78,8 @@ class GraphEngine:
         self._expanded_slot = torch.zeros(1, dtype=torch.int64, device=device)
         self._images = torch.zeros(views, 3, side, side, device=device)
         self._staged = torch.zeros(views, 3, side, side, pin_memory=cuda)
-        self._actions = torch.zeros(config.chunk_size, config.padded_dim, device=device)
+        self._actions, self._target, self._weights = (
+            torch.zeros(config.chunk_size, config.padded_dim, device=device) for _ in range(3))
         self._chunk = torch.zeros(config.chunk_size, config.padded_dim, pin_memory=cuda)
         self._latest: Embedded | None = None
         self.problems: list[str] = []  # what was asked for and could not be had, one sentence each
@@ -115,6 +117,8 @@ class GraphEngine:
                 cached = [plan_call(settings, config, tokens, rows)] if self.arena.slots else []
                 for plan in (CallPlan(), *cached):
                     self._prepare_call(tokens + rows, plan)
+                    if settings.rtc != 'off':
+                        self._prepare_call(tokens + rows, plan, settings.rtc_weight)
 
     @torch.inference_mode()
     def embed(self, inputs: ModelInputs) -> Embedded:
@@ -139,11 +143,14 @@ class GraphEngine:
             plan = CallPlan()
         elif embedded.tokens != self.arena.shape.tokens:  # other views than the references have: nothing to compare
             plan = CallPlan(None, plan.neurons, plan.residual)
-        calls = self.calls
+        calls, guidance = self.calls, embedded.inputs.guidance
         with calls.running():
             if slot is not None:
                 self.arena.slot.fill_(slot)
-            prefill, denoise = self._prepare_call(embedded.prefix.shape[1], plan)
+            if guidance is not None:
+                self._target.copy_(guidance.target, non_blocking=True)
+                self._weights.copy_(guidance.weights, non_blocking=True)
+            prefill, denoise = self._prepare_call(embedded.prefix.shape[1], plan, guidance and guidance.limit)
             start = calls.mark()
             calls.replay(prefill)
             middle = calls.mark()
@@ -194,12 +201,18 @@ class GraphEngine:
             self._denoise(self._expansion, score)
             return score.ranked(shape.masked).cpu()
 
-    def _prepare_call(self, rows: int, plan: CallPlan) -> tuple[tuple, tuple]:
-        """Capture what is not yet; return the keys of prefill and denoise."""
-        prefill, denoise = ('prefill', rows, plan.tokens), ('denoise', plan.neurons, plan.residual)
+    def _prepare_call(self, rows: int, plan: CallPlan, limit: float | None = None) -> tuple[tuple, tuple]:
+        """Capture what is not yet; return the keys of prefill and denoise.
+
+        limit: of the guidance, None without. Guided steps cannot be folded into one another, so they take the kernels
+        of a single FFN, with a few launches more.
+        """
+        prefill, denoise = ('prefill', rows, plan.tokens), ('denoise', plan.neurons, plan.residual, limit)
+        guidance = None if limit is None else Guidance(self._target, self._weights, limit)
         context = DenseFFN() if plan.tokens is None else SlotContextFFN(self.arena, plan.tokens)
         self.calls.prepare(prefill, lambda cut: self._call.prefill(rows, context))
-        self.calls.prepare(denoise, lambda cut: self._actions.copy_(self._denoise(self._call, self._neurons(plan))))
+        self.calls.prepare(denoise, lambda cut: self._actions.copy_(
+            self._denoise(self._call, self._neurons(plan), guidance)))
         return prefill, denoise
 
     def _neurons(self, plan: CallPlan) -> SlotNeuronFFN:
@@ -213,8 +226,8 @@ class GraphEngine:
         self._call.prefix[0, :tokens] = self.model.embed_images(self._images[:views]).flatten(0, 1)
         self._call.embed_prompt(tokens, bucket)
 
-    def _denoise(self, prompted: _Prompted, ffn) -> torch.Tensor:
-        return self.model.denoise(prompted.cache, self.noise, ffn)[0]
+    def _denoise(self, prompted: _Prompted, ffn, guidance: Guidance | None = None) -> torch.Tensor:
+        return self.model.denoise(prompted.cache, self.noise, ffn, guidance=guidance)[0]
 
     def _load_reference(self, reference: Reference) -> int:
         tokens = self.arena.shape.tokens

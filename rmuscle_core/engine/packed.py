@@ -16,6 +16,7 @@ from rmuscle_core.engine.packed_ffn import PackedGeGLU
 from rmuscle_core.engine.packed_vision import PackedVision
 from rmuscle_core.errors import CheckpointError
 from rmuscle_core.model import VLA
+from rmuscle_core.model.guidance import Guidance
 from rmuscle_core.model.prefix import FFN
 from rmuscle_kernels.attention import attend
 from rmuscle_kernels.norms import add_rms_norm, rms_norm
@@ -96,6 +97,7 @@ class PackedVLA:
         torch.index_select(self.sin, 0, position, out=cache.sin)
         return cache
 
-    def denoise(self, cache: PackedCache, noise: torch.Tensor, ffn: FFN, state: None = None) -> torch.Tensor:
+    def denoise(self, cache: PackedCache, noise: torch.Tensor, ffn: FFN, state: None = None,
+                guidance: Guidance | None = None) -> torch.Tensor:
         """noise float32 [1,H,A_pad] -> normalised actions [1,H,A_pad], by Euler steps from t = 1 to 0."""
-        return self.expert.denoise(cache, noise, ffn)
+        return self.expert.denoise(cache, noise, ffn, guidance)

@@ -9,6 +9,7 @@ from rmuscle_core.engine.packed_cache import PackedCache
 from rmuscle_core.engine.packed_ffn import PackedNeurons
 from rmuscle_core.engine.slot_ffn import SlotNeuronFFN
 from rmuscle_core.model import VLA
+from rmuscle_core.model.guidance import Guidance
 from rmuscle_core.model.prefix import FFN
 from rmuscle_kernels.attention import attend
 from rmuscle_kernels.layer import Stream, add_neuron_ffn, add_project, norm_qkv_rope
@@ -37,13 +38,17 @@ class PackedExpert:
         self.first = [torch.zeros(rows, sizes.width, **make) for _ in range(2)]
         self.squares = torch.zeros(1, rows, device=make['device'])
 
-    def denoise(self, cache: PackedCache, noise: torch.Tensor, ffn: FFN) -> torch.Tensor:
+    def denoise(self, cache: PackedCache, noise: torch.Tensor, ffn: FFN,
+                guidance: Guidance | None = None) -> torch.Tensor:
         """noise float32 [1,H,A_pad] -> normalised actions [1,H,A_pad], by Euler steps from t = 1 to 0."""
-        if isinstance(ffn, SlotNeuronFFN):
+        if isinstance(ffn, SlotNeuronFFN) and guidance is None:
             return self._denoise_chosen(cache, noise[0].clone(), ffn)[None]
         x, steps = noise[0], self.config.steps
         for step in range(steps):
-            x = torch.sub(x, self.velocity(cache, x, step, ffn), alpha=1 / steps)
+            velocity = self.velocity(cache, x, step, ffn)
+            if guidance is not None:
+                velocity = guidance(velocity, x, step, steps)
+            x = torch.sub(x, velocity, alpha=1 / steps)
         return x[None]
 
     def velocity(self, cache: PackedCache, x: torch.Tensor, step: int, ffn: FFN) -> torch.Tensor:

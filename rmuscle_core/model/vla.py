@@ -9,6 +9,7 @@ from torch import nn
 from rmuscle_core.model.config import ModelConfig
 from rmuscle_core.model.expert import Expert
 from rmuscle_core.model.gemma import rope_tables
+from rmuscle_core.model.guidance import Guidance
 from rmuscle_core.model.initialise import initialise
 from rmuscle_core.model.prefix import FFN, Prefix, PrefixCache
 from rmuscle_core.model.siglip import Vision
@@ -62,12 +63,15 @@ class VLA(nn.Module):
         """
         return self.prefix(prefix, ffn, (self.cos, self.sin), n_valid)
 
-    def denoise(self, cache: PrefixCache, noise: torch.Tensor, ffn: FFN,
-                state: torch.Tensor | None = None) -> torch.Tensor:
+    def denoise(self, cache: PrefixCache, noise: torch.Tensor, ffn: FFN, state: torch.Tensor | None = None,
+                guidance: Guidance | None = None) -> torch.Tensor:
         """noise float32 [B,H,A_pad] -> normalised actions [B,H,A_pad], by Euler steps from t = 1 to 0."""
-        x = noise
-        for step in range(self.config.steps):
-            x = x + self.velocity(cache, x, step, ffn, state) * (-1.0 / self.config.steps)
+        x, steps = noise, self.config.steps
+        for step in range(steps):
+            velocity = self.velocity(cache, x, step, ffn, state)
+            if guidance is not None:
+                velocity = guidance(velocity, x, step, steps)
+            x = x + velocity * (-1.0 / steps)
         return x
 
     def velocity(self, cache: PrefixCache, x: torch.Tensor, step: int, ffn: FFN, state: torch.Tensor | None = None,
