@@ -10,7 +10,7 @@ from typing import Any
 
 from rmuscle_core.errors import CheckpointError
 from rmuscle_core.model.config import ModelConfig, TransformerConfig, VisionConfig
-from rmuscle_core.model.formats import open_source
+from rmuscle_core.model.formats import open_source, require_weights
 from rmuscle_core.model.layout import EMBEDDING, EXPERT, LANGUAGE, VISION
 from rmuscle_core.model.options import read_json
 from rmuscle_core.model.weights import Weights
@@ -30,6 +30,7 @@ def load_config(directory: str | Path) -> ModelConfig:
 
     Raises CheckpointError naming the file and the key or tensor.
     """
+    require_weights(Path(directory))
     source = open_source(directory)
     directory, path, raw = source.directory, source.described_by, source.raw
     weights = Weights(directory)

@@ -34,12 +34,8 @@ class Source:
 
 
 def open_source(directory: str | Path) -> Source:
-    """Recognise a LeRobot or openpi checkpoint; no weights are read, pickle files never.
-
-    Raises CheckpointError that says what the directory is instead, and what to do about it.
-    """
+    """Recognise a LeRobot or openpi checkpoint by its small files; raises CheckpointError for any other by name."""
     directory = Path(directory)
-    _refuse_without_weights(directory)
     path, own = directory / 'config.json', directory / OPTIONS
     options = read_yaml(own) if own.exists() else {}
     openpi = 'profile' in options or ((directory / 'assets').is_dir() and not path.exists())
@@ -58,7 +54,8 @@ def open_source(directory: str | Path) -> Source:
     return Source(directory, raw, path)
 
 
-def _refuse_without_weights(directory: Path) -> None:
+def require_weights(directory: Path) -> None:
+    """Raise CheckpointError that says what a directory without safetensors weights is instead."""
     if not directory.is_dir():
         raise CheckpointError(f'there is no checkpoint directory {directory}; download it first (hf download NAME '
                               '--local-dir DIR) and point to that folder')

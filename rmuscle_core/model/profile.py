@@ -7,7 +7,6 @@ states all of them. The keys are the fields of Profile.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -18,7 +17,9 @@ from rmuscle_core.model.options import OPTIONS, check_types, read_yaml
 
 SLOTS = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')  # in the order in which openpi's model sees them
 SHIPPED = ('libero', 'droid', 'aloha')
-PLACES = (Path(__file__).parents[2] / 'config/openpi', Path(sys.prefix) / 'share/rmuscle/config/openpi')
+# in a source tree, and under the prefix of a ROS or pip installation
+PLACES = [parent / folder for parent in Path(__file__).resolve().parents
+          for folder in ('config/openpi', 'share/rmuscle/config/openpi')]
 MODELS = ('pi05', 'pi0')
 ALOHA_JOINTS = 14
 
@@ -104,19 +105,11 @@ def _shipped(name: Any, path: Path) -> dict[str, Any]:
     if name not in SHIPPED:
         raise CheckpointError(f'{path}: profile must be one of {", ".join(SHIPPED)}, not {name!r}; for another robot '
                               'leave "profile" out and state its keys (docs/checkpoints.md)')
-    for place in _places():
+    for place in PLACES:
         if (place / f'{name}.yaml').is_file():
             return read_yaml(place / f'{name}.yaml')
     raise CheckpointError(f'the shipped profile {name}.yaml is not installed; copy config/openpi/{name}.yaml from the '
                           f'source to {path}')
-
-
-def _places() -> list[Path]:
-    try:
-        from ament_index_python.packages import PackageNotFoundError, get_package_share_directory
-        return [*PLACES, Path(get_package_share_directory('rmuscle')) / 'config/openpi']
-    except (ImportError, PackageNotFoundError):
-        return [*PLACES]
 
 
 def _check(profile: Profile, path: Path) -> None:

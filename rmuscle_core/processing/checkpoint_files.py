@@ -18,6 +18,8 @@ from rmuscle_core.model.options import read_json
 PRE, POST = 'policy_preprocessor', 'policy_postprocessor'
 NORMALIZER, UNNORMALIZER = 'normalizer_processor', 'unnormalizer_processor'
 RELATIVE, ABSOLUTE = 'relative_actions_processor', 'absolute_actions_processor'
+RELATIVE_KEYS = ('enabled', 'exclude_joints', 'action_names')
+_OLD_NAMES = {'delta_actions_processor': RELATIVE}  # of LeRobot 0.5
 _PROMPT = {'pi05': 'pi05_prepare_state_tokenizer_processor_step', 'pi0': 'pi0_new_line_processor'}
 KNOWN = {'rename_observations_processor', 'to_batch_processor', 'device_processor', 'tokenizer_processor',
          NORMALIZER, UNNORMALIZER, RELATIVE, ABSOLUTE, *_PROMPT.values()}
@@ -27,7 +29,8 @@ def read_steps(directory: Path, pipeline: str, kind: str) -> dict[str, dict[str,
     """Steps of one pipeline file, registry name -> step; a step that rMuscle does not perform is refused by name."""
     path = directory / f'{pipeline}.json'
     try:
-        steps = {step['registry_name']: step for step in read_json(path)['steps']}
+        listed = read_json(path)['steps']
+        steps = {_OLD_NAMES.get(step['registry_name'], step['registry_name']): step for step in listed}
         settings = {name: step.get('config') or {} for name, step in steps.items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f'{path} is not a LeRobot processor file: each of "steps" needs a "registry_name"; '

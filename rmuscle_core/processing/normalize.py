@@ -20,8 +20,8 @@ class Normalizer:
     """Affine map of a feature [..., dims] float32, one pair of statistics per dimension. Nothing is clipped.
 
     Ranges: 2 (x - low) / (high - low) - 1. MEAN_STD: (x - mean) / std. IDENTITY: unchanged. Where eps goes is the
-    origin's: LeRobot puts it in place of a range of exactly 0, and adds it to std in this direction only; openpi adds it
-    to every range and std in both directions.
+    origin's: LeRobot puts it in place of a range of exactly 0, and adds it to std in this direction only; openpi adds
+    it to every range and std in both directions.
     """
 
     mode: str
@@ -49,8 +49,9 @@ class Normalizer:
             pair.append(np.asarray(found, np.float32))
         wrong = np.flatnonzero(pair[1] < (0 if mode == 'MEAN_STD' else pair[0]))
         if wrong.size:
-            raise CheckpointError(f'{source}: {key} dimension {wrong[0]} has {pair[0][wrong[0]]:g} and '
-                                  f'{pair[1][wrong[0]]:g} as {" and ".join(RANGES.get(mode, ("mean", "std")))}, which no '
+            low, high = (values[wrong[0]] for values in pair)
+            names = ' and '.join(RANGES.get(mode, ('mean', 'std')))
+            raise CheckpointError(f'{source}: {key} dimension {wrong[0]} has {low:g} and {high:g} as {names}, which no '
                                   'data can have; re-export the checkpoint with its training statistics')
         return cls(mode, *pair, eps=eps, origin=origin)
 
@@ -94,7 +95,9 @@ class Normalizer:
 
     def _span(self) -> np.ndarray:
         span = self.second - self.first
-        return span + np.float32(self.eps) if self.origin == 'openpi' else np.where(span == 0, np.float32(self.eps), span)
+        if self.origin == 'openpi':
+            return span + np.float32(self.eps)
+        return np.where(span == 0, np.float32(self.eps), span)
 
     def _deviation(self, forward: bool) -> np.ndarray:
         return self.second + np.float32(self.eps) if forward or self.origin == 'openpi' else self.second

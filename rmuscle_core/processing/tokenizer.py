@@ -13,6 +13,7 @@ from rmuscle_core.errors import CheckpointError
 # the state list of a pi0.5 prompt, which is always the end of the text
 _STATE_LIST = re.compile(r'(?<=, State:)(?: -?\d+)+(?=;\nAction: \Z)')
 _NUMBER, _BYTE, _BOS = 261, 4, 2
+GEMMA, PALIGEMMA = 256_000, 257_152  # ids of the base vocabulary; with places and segments, as checkpoints embed them
 
 
 class Tokenizer(Protocol):
@@ -70,16 +71,21 @@ class FileTokenizer:
         """Load the file; raises CheckpointError when it is unreadable or not a tokenizer of the PaliGemma kind."""
         self.name = f'{path.name} {hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()}'
         try:
-            self._load(path)
+            marks = self._load(path)
+        except ModuleNotFoundError as error:
+            raise CheckpointError(f'{path} needs the Python package {error.name}; install it with: pip install '
+                                  f'{error.name}, or set tokenizer_path to the other kind of file') from error
         except Exception as error:  # both packages raise bare Exception types of their own on a bad file
             raise CheckpointError(f'{path} is not a readable tokenizer ({type(error).__name__}: {error}); '
                                   'copy it again from google/paligemma-3b-pt-224') from error
         ids = self.encode('\n')
-        if len(ids) != 2 or ids[0] != _BOS:
-            raise CheckpointError(f'{path}: expected <bos> as id 2 and a newline as one token, found ids {ids} for a '
-                                  'newline; use the tokenizer of google/paligemma-3b-pt-224')
+        if len(ids) != 2 or marks != (0, _BOS):
+            raise CheckpointError(f'{path}: expected <pad> and <bos> as ids 0 and 2 and a newline as one token, found '
+                                  f'ids {marks[0]} and {marks[1]} and {len(ids) - 1} tokens; use the tokenizer of '
+                                  'google/paligemma-3b-pt-224')
 
-    def _load(self, path: Path) -> None:
+    def _load(self, path: Path) -> tuple[int | None, int | None]:
+        """Return the ids of <pad> and <bos>."""
         if path.suffix == '.json':
             from tokenizers import Tokenizer as Fast
 
@@ -88,15 +94,24 @@ class FileTokenizer:
             fast.no_truncation()
             self._pieces = lambda text: fast.encode(text, add_special_tokens=False).ids
             self.decode, self.vocab = fast.decode, fast.get_vocab_size()
-        else:
-            from sentencepiece import SentencePieceProcessor
+            return fast.token_to_id('<pad>'), fast.token_to_id('<bos>')
+        from sentencepiece import SentencePieceProcessor
 
-            pieces = SentencePieceProcessor(model_file=str(path))
-            self._pieces, self.decode, self.vocab = pieces.encode, pieces.decode, pieces.vocab_size()
+        pieces = SentencePieceProcessor(model_file=str(path))
+        self._pieces, self.decode, self.vocab = pieces.encode, pieces.decode, pieces.vocab_size()
+        return pieces.pad_id(), pieces.bos_id()
 
     def encode(self, text: str) -> list[int]:
         """Return [bos, ...] without eos."""
         return [_BOS, *self._pieces(text)]
+
+
+def check_vocabulary(tokenizer: Tokenizer, embedded: int, checkpoint: Path) -> None:
+    """Raise CheckpointError when a tokenizer cannot be that of a checkpoint that embeds so many ids."""
+    # transformers adds <image> behind the PaliGemma vocabulary; no text of a prompt becomes that id
+    if tokenizer.vocab > embedded + 1 or (embedded >= PALIGEMMA and tokenizer.vocab < GEMMA):
+        raise CheckpointError(f'tokenizer {tokenizer.name} has {tokenizer.vocab} ids, the checkpoint {checkpoint} '
+                              f'embeds {embedded}; use the tokenizer it was trained with')
 
 
 def find_tokenizer(checkpoint: Path, tokenizer_path: str | Path | None = None,

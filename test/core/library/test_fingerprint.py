@@ -13,6 +13,11 @@ from rmuscle_core.library import fingerprint
 from rmuscle_core.library.fingerprint import differences, weights_digest
 from rmuscle_core.model import ModelConfig, TransformerConfig, VisionConfig
 from rmuscle_core.processing import ByteTokenizer, Normalizer, Processor
+from rmuscle_core.processing.lerobot import COMPAT
+from rmuscle_core.processing.prompt import PromptRule
+from rmuscle_core.processing.recipe import Recipe
+from rmuscle_core.processing.steps import Normalization, Padding
+from rmuscle_core.processing.views import Views
 
 WEIGHTS = {f'layer.{i}.weight': np.random.default_rng(i).normal(size=(8, 4)).astype(np.float32) for i in range(5)}
 CONFIG = ModelConfig('pi05', VisionConfig(image_size=56, width=32, heads=2), TransformerConfig(8, 2, 16, head_dim=4),
@@ -26,7 +31,9 @@ def model(**changes):
 
 def processor(config=CONFIG, low=0.0, compat='lerobot05'):
     scale = Normalizer('QUANTILES', np.full(3, low, np.float32), np.ones(3, np.float32))
-    return Processor(config, scale, scale, ByteTokenizer(), np.zeros(3, np.float32), compat)
+    recipe = Recipe(Views(config.cameras, 56, COMPAT[compat][0]), (Normalization(scale, scale), Padding(32, 3)),
+                    PromptRule('pi05', 200), compat)
+    return Processor(config, recipe, ByteTokenizer())
 
 
 @pytest.fixture

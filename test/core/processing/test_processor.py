@@ -35,6 +35,8 @@ def parity(request, tmp_path):
     """A tiny checkpoint of LeRobot with a byte tokenizer, and LeRobot's outputs for two observations."""
     source = PARITY / f'tiny_{request.param}'
     directory = byte_checkpoint(Path(shutil.copytree(source, tmp_path / 'checkpoint')))
+    edit(directory, 'policy_preprocessor.json',  # bytes are more tokens than the checkpoint's 24
+         lambda steps: next(s['config'] for s in steps if 'max_length' in s['config']).update(max_length=120))
     kind = request.param.split('_')[0]
     return Processor.from_checkpoint(directory, config(kind)), np.load(source / f'reference_{request.param}.npz')
 
