@@ -19,6 +19,7 @@ COMMANDS = {
     'verify': ('rmuscle_core.verify', 'compare this implementation with recorded outputs of another'),
     'library': ('rmuscle_core.library.commands', 'look into, check and build episode libraries'),
     'bench': ('rmuscle_core.bench.commands', 'measure policy calls, dense and cached'),
+    'doctor': ('rmuscle_core.doctor.commands', 'what keeps a policy from running here, and how to put it right'),
     'serve': ('rmuscle_core.serve.commands', 'answer openpi clients over a websocket'),
     'eval': ('rmuscle_core.evaluation.commands', 'closed-loop success of settings, other methods and controls'),
     'workcell': ('rmuscle_core.workcell.commands', 'simulated two-arm work cell: demonstrations, training, evaluation'),
