@@ -83,6 +83,7 @@ class MusclePolicy:
         model = load_model(checkpoint, device=device, numerics='fast' if device.startswith('cuda') else 'lerobot',
                            weight_dtype=settings.weight_dtype)
         processor = Processor.from_checkpoint(checkpoint, model.config)
+        processor.announce()
         opened, problem = None, ''
         if library:
             try:

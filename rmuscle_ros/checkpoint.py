@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+
+CORE = 'rmuscle_core'
 
 
 def load_config(checkpoint: str) -> Any:
@@ -17,6 +20,29 @@ def load_policy(checkpoint: str, settings: Any, library: str | None, device: str
     import torch
 
     from rmuscle_core.policy import MusclePolicy
+    _log_to_ros()
     if device == 'auto':
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
     return MusclePolicy.load(checkpoint, settings, library=library, device=device, cameras=cameras)
+
+
+class _ToRos(logging.Handler):
+    """What the core logs, in the ROS log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from rclpy.logging import get_logger
+        log = get_logger('policy_node')
+        # One line per severity: rclpy does not let one change it.
+        if record.levelno >= logging.ERROR:
+            log.error(record.getMessage())
+        elif record.levelno >= logging.WARNING:
+            log.warning(record.getMessage())
+        else:
+            log.info(record.getMessage())
+
+
+def _log_to_ros() -> None:
+    core = logging.getLogger(CORE)
+    if not any(isinstance(handler, _ToRos) for handler in core.handlers):
+        core.addHandler(_ToRos())
+        core.setLevel(logging.INFO)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rmuscle_core.model.guidance import Guidance
     from rmuscle_core.model.guidance import Guidance
 
-logger = logging.getLogger('rmuscle')
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
