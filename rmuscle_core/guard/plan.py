@@ -10,6 +10,9 @@ import numpy as np
 from rmuscle_core.guard.trajectory import ChunkRefused, Trajectory, check_trajectory, step_times
 
 
+ROUNDING = 1e-9  # a value closer to a limit than this is at it
+
+
 def _unlimited() -> np.ndarray:
     return np.array(np.inf)
 
@@ -75,8 +78,11 @@ def plan_trajectory(actions: np.ndarray, joint_names: tuple[str, ...], *, stamp_
     trajectory = Trajectory(tuple(joint_names), stamp_ns, times, capped,
                             _velocities(capped, times) if velocities else None)
     check_trajectory(trajectory, joint_names, now_ns)
-    return Planned(trajectory, first, int(np.count_nonzero(clamped != positions)),
-                   int(np.count_nonzero(capped != clamped)))
+    return Planned(trajectory, first, _changed(positions, clamped), _changed(clamped, capped))
+
+
+def _changed(before: np.ndarray, after: np.ndarray) -> int:
+    return int(np.count_nonzero(np.abs(after - before) > ROUNDING))
 
 
 def _check_finite(actions: np.ndarray, joint_names: tuple[str, ...]) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from jtc_rules import rejection
 
 from rmuscle_core.guard import ChunkRefused, Limits, check_trajectory, hold, plan_trajectory, step_times
 
@@ -20,9 +23,24 @@ def ramp(steps=16):
 
 
 def plan(actions=None, late_s=0.0, execute_steps=8, **options):
+    """Every trajectory that leaves the guard is also shown to the controller's own rules."""
     values = {'limits': OPEN, 'measured': np.zeros(2), **options}
-    return plan_trajectory(ramp() if actions is None else actions, NAMES, stamp_ns=STAMP, rate_hz=20.0,
-                           now_ns=STAMP + round(late_s * 1e9), execute_steps=execute_steps, **values)
+    planned = plan_trajectory(ramp() if actions is None else actions, NAMES, stamp_ns=STAMP, rate_hz=20.0,
+                              now_ns=STAMP + round(late_s * 1e9), execute_steps=execute_steps, **values)
+    assert not rejection(message_of(planned.trajectory), NAMES, STAMP / 1e9 + late_s)
+    return planned
+
+
+def message_of(trajectory):
+    """The trajectory in the shape of a JointTrajectory message, without ROS."""
+    def time(ns):
+        return SimpleNamespace(sec=ns // 1_000_000_000, nanosec=ns % 1_000_000_000)
+
+    velocities = [()] * len(trajectory.positions) if trajectory.velocities is None else trajectory.velocities
+    points = [SimpleNamespace(positions=p, velocities=v, accelerations=(), effort=(), time_from_start=time(t))
+              for p, v, t in zip(trajectory.positions, velocities, trajectory.times_ns.tolist())]
+    return SimpleNamespace(joint_names=list(trajectory.joint_names), points=points,
+                           header=SimpleNamespace(stamp=time(trajectory.stamp_ns)))
 
 
 def test_first_step_is_one_period_after_the_observation():
@@ -39,7 +57,7 @@ def test_step_times_do_not_drift_at_rates_that_divide_badly():
 
 
 @pytest.mark.parametrize(('late_s', 'first'), [(0.0, 0), (0.049, 0), (0.05, 1), (0.33, 6), (0.79, 15)])
-def test_past_steps_are_left_out(late_s, first):
+def test_v13_past_steps_are_left_out(late_s, first):
     planned = plan(late_s=late_s)
     trajectory = planned.trajectory
     assert planned.trimmed == first
@@ -48,13 +66,13 @@ def test_past_steps_are_left_out(late_s, first):
     assert len(trajectory.times_ns) == min(8, 16 - first)
 
 
-def test_chunk_that_is_over_is_refused_whole():
+def test_v13_chunk_that_is_over_is_refused_whole():
     with pytest.raises(ChunkRefused, match=r'16 steps .* 0\.95 s') as refused:
         plan(late_s=0.95)
     assert refused.value.kind == 'expired'
 
 
-def test_one_bad_number_refuses_the_chunk_and_is_named():
+def test_v19_one_bad_number_refuses_the_chunk_and_is_named():
     for bad in (np.nan, np.inf):
         actions = ramp()
         actions[3, 1] = bad
@@ -83,19 +101,60 @@ def test_limits_clamp_and_count():
     assert planned.clamped == 3 + 3
 
 
-def test_chunk_joins_the_running_command_without_a_step():
+def shifted(offset, **options):
+    """V15's chunks: a ramp of 1 rad over 16 steps, and the same ramp a little off, ready 6 steps later."""
     step = 1 / 16
     old = plan(np.arange(1, 17)[:, None] * [step, step], execute_steps=16).trajectory
-    new = np.arange(1, 17)[:, None] * [step, step] + 0.05
-    joined = plan(new, late_s=0.3, execute_steps=16, previous=old, blend_s=0.5).trajectory
+    new = np.arange(1, 17)[:, None] * [step, step] + offset
+    return old, new, plan(new, late_s=0.3, execute_steps=16, previous=old, blend_s=0.4, **options).trajectory
+
+
+def test_v15_chunk_joins_the_running_command_without_a_step():
+    old, new, joined = shifted(0.05)
     assert joined.times_ns[0] == 350_000_000
-    before = old.at(STAMP + 300_000_000)
-    moves = np.diff(np.vstack([before, joined.positions]), axis=0)
-    assert np.abs(moves).max() <= step + 0.005 + 1e-6
-    np.testing.assert_allclose(joined.positions[-1], new[-1], atol=1e-3)
+    moves = np.diff(np.vstack([old.at(STAMP + 300_000_000), joined.positions]), axis=0)
+    assert np.abs(moves).max() <= 1 / 16 + 0.05 / 8 + 1e-9
+    after = joined.times_ns > 300_000_000 + 400_000_000
+    assert after.sum() == 2
+    np.testing.assert_allclose(joined.positions[after], new[6:][after], atol=1e-3)
 
 
-def test_chunk_far_from_the_running_command_is_refused():
+def test_v15_blend_s_of_half_a_second_meets_the_case_to_the_digit():
+    step = 1 / 16
+    old = plan(np.arange(1, 17)[:, None] * [step, step], execute_steps=16).trajectory
+    new = np.arange(1, 21)[:, None] * [step, step] + 0.05
+    joined = plan(new, late_s=0.3, execute_steps=20, previous=old, blend_s=0.5).trajectory
+    moves = np.diff(np.vstack([old.at(STAMP + 300_000_000), joined.positions[:10]]), axis=0)
+    assert np.abs(moves).max() <= step + 0.005 + 1e-9
+    after = joined.times_ns >= 800_000_000
+    assert after.any() and np.abs(joined.positions - new[6:])[after].max() < 1e-3
+
+
+def test_v15_max_step_bounds_every_step_and_counts():
+    limits = replace(OPEN, step=np.array([0.02, np.inf]))
+    actions = np.zeros((16, 2))
+    actions[2:] = 0.1
+    planned = plan(actions, execute_steps=16, limits=limits)
+    moves = np.abs(np.diff(np.vstack([[0, 0], planned.trajectory.positions]), axis=0))
+    assert moves[:, 0].max() <= 0.02 + 1e-12 and moves[:, 1].max() == 0.1
+    assert planned.capped == 4 and planned.clamped == 0
+    assert planned.trajectory.positions[-1].tolist() == [0.1, 0.1]  # what was held back is made up
+
+
+def test_v15_the_first_step_counts_from_the_command_of_this_moment():
+    """Half a period is left to the first point, so it may only move half a step."""
+    limits = replace(OPEN, step=np.full(2, 0.02))
+    planned = plan(np.ones((16, 2)), late_s=0.025, limits=limits, measured=np.full(2, 0.5))
+    np.testing.assert_allclose(planned.trajectory.positions[:3, 0], [0.51, 0.53, 0.55])
+
+
+def test_capped_steps_stay_within_the_limits_from_outside_of_them():
+    limits = Limits(np.full(2, -0.1), np.full(2, 0.1), OPEN.jump, np.full(2, 0.05))
+    planned = plan(np.full((16, 2), -0.2), limits=limits, measured=np.full(2, 0.3))
+    np.testing.assert_allclose(planned.trajectory.positions[:5, 0], [0.05, 0, -0.05, -0.1, -0.1], atol=1e-12)
+
+
+def test_v15_chunk_far_from_the_running_command_is_refused():
     limits = Limits(OPEN.lower, OPEN.upper, np.array([np.inf, 0.3]))
     with pytest.raises(ChunkRefused, match=r'joint j2.*max_jump 0\.300') as refused:
         plan(ramp() + np.float32(0.5), limits=limits)

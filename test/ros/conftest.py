@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from jtc_rules import rejection
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rcl_interfaces.srv import GetParameters, SetParameters, SetParametersAtomically
@@ -27,6 +28,7 @@ from rmuscle.msg import CacheStatus
 from rmuscle_core.observation import ActionChunk, CallReport
 from rmuscle_core.settings import Settings
 from rmuscle_ros.node import PolicyNode
+from rmuscle_ros.params import named
 
 ARM7 = ('j1', 'j2', 'j3', 'j4', 'j5', 'j6', 'gripper')
 NUMBER = itertools.count()
@@ -105,11 +107,19 @@ class Bench:
         self.images = {c: self.robot.create_publisher(Image, f'{c}/image_raw', reliable) for c in ('base', 'wrist')}
         self.joints = self.robot.create_publisher(JointState, 'joint_states', reliable)
         self.clock = self.robot.create_publisher(Clock, '/clock', reliable)
-        self.trajectories, self.chunks, self.statuses = [], [], []
-        for kind, topic, seen in ((JointTrajectory, 'joint_trajectory', self.trajectories),
-                                  (ActionChunkMessage, 'policy_node/action_chunk', self.chunks),
-                                  (CacheStatus, 'policy_node/cache_status', self.statuses)):
-            self.robot.create_subscription(kind, topic, seen.append, reliable)
+        self.trajectories, self.chunks, self.statuses, self.rejected = [], [], [], []
+        self.joint_names = named(values['joint_names'] or ())
+        for kind, topic, seen in ((JointTrajectory, 'joint_trajectory', self._execute),
+                                  (ActionChunkMessage, 'policy_node/action_chunk', self.chunks.append),
+                                  (CacheStatus, 'policy_node/cache_status', self.statuses.append)):
+            self.robot.create_subscription(kind, topic, seen, reliable)
+
+    def _execute(self, message):
+        """Receive a trajectory as a controller would. Its clock is the node's in simulated time, else any."""
+        clock = self.node.get_clock()
+        now_s = clock.now().nanoseconds * 1e-9 if clock.ros_time_is_active else None
+        self.trajectories.append(message)
+        self.rejected += [reason for reason in [rejection(message, self.joint_names, now_s)] if reason]
 
     def _config(self, checkpoint):
         return self.policy.config
@@ -235,6 +245,7 @@ def make_bench(ros_context):
     yield make
     for bench in benches:
         bench.close()
+    assert [bench.rejected for bench in benches] == [[]] * len(benches), 'a controller would reject a trajectory'
 
 
 @pytest.fixture
