@@ -19,7 +19,7 @@ class Foresight:
     """
 
     def __init__(self, processor: Processor, config: ModelConfig) -> None:
-        self._normalize = processor.state.normalize if config.action_dim == config.state_dim else None
+        self._normalize = processor.normalize_state if config.action_dim == config.state_dim else None
         self._made: tuple[np.ndarray, np.ndarray] | None = None  # expected and present state of the last call
         self._errors = np.zeros(2)  # of expecting the action, of expecting no motion
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmuscle_core.errors import CheckpointError, LibraryError
+from rmuscle_core.errors import LibraryError
+from rmuscle_core.model.weights import Stored, read_header, weight_files
 from rmuscle_core.processing import Processor
 
 if TYPE_CHECKING:
     from rmuscle_core.model import VLA
+
+BLOCK = 8 << 20  # bytes hashed at a time, per core
 
 
 def fingerprint(checkpoint: str | Path, model: VLA, processor: Processor | None = None,
@@ -32,7 +34,7 @@ def fingerprint(checkpoint: str | Path, model: VLA, processor: Processor | None 
     own = {name: sizes.pop(name) for name in ('cameras', 'dtype', 'numerics', 'weight_dtype')}
     described = json.dumps(sizes, sort_keys=True)
     return {
-        'weights': weights_digest(Path(checkpoint) / 'model.safetensors'),
+        'weights': weights_digest(*weight_files(Path(checkpoint))),
         'model': f'{config.kind} {hashlib.blake2b(described.encode(), digest_size=8).hexdigest()}',
         'cameras': ' '.join(own['cameras']),
         'numerics': f'{own["dtype"]} {own["numerics"]}' + (' fp8' if own['weight_dtype'] == 'fp8' else ''),
@@ -41,32 +43,21 @@ def fingerprint(checkpoint: str | Path, model: VLA, processor: Processor | None 
     }
 
 
-def weights_digest(path: Path) -> str:
-    """Hash of every tensor's name, dtype, shape and bytes; order in the file and file metadata do not count.
-
-    Reads the safetensors file directly, so that no tensor is copied: hashing runs at the speed of disk and cores.
-    """
-    try:
-        with path.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            start = 8 + int.from_bytes(content[:8], 'little')
-            header = json.loads(content[8:start])
-            header.pop('__metadata__', None)
-            with memoryview(content) as view, ThreadPoolExecutor() as pool:
-                tensors = sorted(header.items())
-                digests = list(pool.map(lambda item: _tensor_digest(view, start, *item), tensors))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f'{path} is not a readable safetensors file ({type(error).__name__}: {error}); '
-                              'copy the checkpoint again') from error
+def weights_digest(*paths: Path) -> str:
+    """Hash of every tensor's name, dtype, shape and bytes; order, spread over files and file metadata do not count."""
+    tensors = sorted((item for path in paths for item in read_header(path)), key=lambda item: item[0])
+    with ThreadPoolExecutor() as pool:
+        digests = list(pool.map(lambda item: _tensor_digest(*item), tensors))
     return hashlib.blake2b(b''.join(digests), digest_size=16).hexdigest()
 
 
-def _tensor_digest(view: memoryview, start: int, name: str, entry: Mapping) -> bytes:
-    begin, end = entry['data_offsets']
-    hashed = hashlib.blake2b(json.dumps([name, entry['dtype'], entry['shape']]).encode(), digest_size=16)
-    with view[start + begin:start + end] as data:
-        if len(data) != end - begin:
-            raise ValueError(f'tensor {name} reaches beyond the end of the file')
-        hashed.update(data)
+def _tensor_digest(name: str, stored: Stored) -> bytes:
+    hashed = hashlib.blake2b(json.dumps([name, stored.dtype, stored.shape]).encode(), digest_size=16)
+    # Read, not mapped: a mapped file would count as this process's memory beside the model made from it.
+    with stored.path.open('rb', buffering=0) as file:
+        file.seek(stored.start)
+        for begin in range(0, stored.nbytes, BLOCK):
+            hashed.update(file.read(min(BLOCK, stored.nbytes - begin)))
     return hashed.digest()
 
 

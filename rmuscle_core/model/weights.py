@@ -25,6 +25,7 @@ class Stored:
 
     path: Path
     start: int
+    nbytes: int
     dtype: str  # safetensors' name
     shape: tuple[int, ...]
 
@@ -111,7 +112,8 @@ def read_header(path: Path) -> Iterator[tuple[str, Stored]]:
                               'again') from error
     header.pop('__metadata__', None)
     for key, entry in header.items():
-        yield key, Stored(path, 8 + length + entry['data_offsets'][0], entry['dtype'], tuple(entry['shape']))
+        begin, end = entry['data_offsets']
+        yield key, Stored(path, 8 + length + begin, end - begin, entry['dtype'], tuple(entry['shape']))
 
 
 def _fill(file, block: torch.Tensor, path: Path) -> None:

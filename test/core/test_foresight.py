@@ -7,7 +7,7 @@ import numpy as np
 
 from rmuscle_core.foresight import Foresight
 
-PROCESSOR = SimpleNamespace(state=SimpleNamespace(normalize=lambda x: np.asarray(x, np.float32) / 10))
+PROCESSOR = SimpleNamespace(normalize_state=lambda x: np.asarray(x, np.float32) / 10)
 
 
 def foresight(action_dim=2, state_dim=2):
