@@ -58,8 +58,8 @@ def build(row: Row, checkpoint: Path, recording: Path, directory: Path) -> Path:
     if path.exists():
         return path
     temporary = path.with_name(f'{path.name}.part-{os.getpid()}')
-    policy = MusclePolicy.load(checkpoint, Settings().with_values(**row.settings, mode='full'), temporary,
-                               need_library=True)
+    settings = Settings().with_values(**{**row.settings, 'mode': 'full'})
+    policy = MusclePolicy.load(checkpoint, settings, temporary, need_library=True)
     recorded = []
     with open_recording(recording) as executions:
         for execution in list(executions)[:row.episodes]:
@@ -104,7 +104,8 @@ def rank_by_change(policy: MusclePolicy, episodes: Sequence[Sequence[Reference]]
         change = (contributions[number] - nearest).abs().sum(2)  # [K, M, N]
         groups = math.ceil(change.shape[0] / group)
         scores = torch.stack([change[g * group:(g + 1) * group].sum(0) for g in range(groups)])
-        ranked[reference.id] = scores.argsort(-1, descending=True, stable=True)[..., :masked].numpy().astype(np.uint16)
+        order = scores.argsort(dim=-1, descending=True, stable=True)[..., :masked]
+        ranked[reference.id] = order.numpy().astype(np.uint16)
     return [[replace(reference, neurons=ranked[reference.id]) for reference in episode] for episode in episodes]
 
 

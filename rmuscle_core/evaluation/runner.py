@@ -8,7 +8,8 @@ import math
 import multiprocessing
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,10 +62,8 @@ def evaluate(plan: Plan, rows: Sequence[Row], seeds: Sequence[int], processes: i
     progress(total - missing, total)
     if jobs:
         _prepare(plan, [BY_NAME[name] for name in dict.fromkeys(name for name, _ in jobs)], seeds)
-        context = multiprocessing.get_context('spawn')  # torch's threads and GL contexts do not survive a fork
-        with context.Pool(processes, _start, (plan, tuple(seeds[:plan.errors]), seeds[0])) as pool, \
-                plan.results.open('a') as file:
-            for lines in pool.imap_unordered(_run, jobs):
+        with _workers(processes, (plan, tuple(seeds[:plan.errors]), seeds[0])) as run, plan.results.open('a') as file:
+            for lines in run(jobs):
                 for line in lines:
                     done[line['row'], line['seed']] = line
                     file.write(json.dumps(line) + '\n')
@@ -111,6 +110,18 @@ def _cell(plan: Plan) -> Cell:
     from rmuscle_core.model import load_config
 
     return TASKS[plan.task].make_cell(load_config(plan.checkpoint).vision.image_size)
+
+
+@contextmanager
+def _workers(processes: int, arguments: tuple) -> Iterator[Callable[[list], Iterable[list[dict]]]]:
+    """What runs jobs, in any order: other processes, or this one where a single one is asked for."""
+    if processes == 1:
+        _start(*arguments)
+        yield lambda jobs: map(_run, jobs)
+        return
+    context = multiprocessing.get_context('spawn')  # torch's threads and GL contexts do not survive a fork
+    with context.Pool(processes, _start, arguments) as pool:
+        yield lambda jobs: pool.imap_unordered(_run, jobs)
 
 
 _worker: _Worker
