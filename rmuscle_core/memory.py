@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -11,18 +12,27 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from rmuscle_core.check_reference import fault
 from rmuscle_core.engine.eager import EagerEngine
+from rmuscle_core.engine.faults import device_failed, out_of_memory
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.lane import go_on
 from rmuscle_core.engine.plan import plan_call
 from rmuscle_core.errors import EpisodeError, LibraryError
+from rmuscle_core.ffn import Interrupted
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId
+from rmuscle_core.library.fitting import check_fits
 from rmuscle_core.reconstruct import Reconstructor
 from rmuscle_core.retrieval import Match, Retriever
 from rmuscle_core.settings import Settings
 from rmuscle_core.working_set import WorkingSet
 
 EPISODE_CALLS = 200  # that can be saved; five times the longest executions of the paper
+RUNNING = '~running-'  # begins the names of episodes in memory; no episode on disk may have such a name
+YIELD_S = 10.0  # for a layer of an expansion to end
+TOLD = 8  # references out of use that are reported one by one
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Query:
@@ -46,19 +56,34 @@ class Recall:
 class MuscleMemory:
     """References of the library and of the running episode, expanded in time for the calls that need them.
 
-    ``recall``, ``remember``, ``prepare``, ``begin_episode`` and ``quarantine`` belong to the inference thread, which
+    ``recall``, ``remember``, ``prepare``, ``begin_episode`` and ``shrink`` belong to the inference thread, which
     replaces what it keeps as a whole and never changes it in place; expansion and saving run on the reconstructor's.
+    quarantined: references that are never used again in this process, and why. out_of_memory: how often it ran out.
     """
 
     def __init__(self, engine: EagerEngine | GraphEngine, settings: Settings, library: EpisodeLibrary | None) -> None:
         self.engine, self.settings, self.library = engine, settings, library
         self.retriever = Retriever(library.index() if library else None, settings)
-        self.working_set = WorkingSet(settings.slots)
+        self.working_set = WorkingSet(engine.arena.slots)
         self.episode: list[Reference] = []
-        self._episode_name = 'running-0'
+        self._episodes = 0
         self._ranked: dict[ReferenceId, np.ndarray] = {}  # of the running episode, so that saving need not rank again
-        self.quarantined: frozenset[ReferenceId] = frozenset()
+        self.quarantined: dict[ReferenceId, str] = {}  # either thread adds single entries
+        self.out_of_memory = 0
+        self._short = False  # an expansion found no memory; nothing is expanded until the inference thread shrinks
         self.reconstructor = Reconstructor(self._expand)
+
+    @property
+    def problems(self) -> list[str]:
+        """Why calls have fewer references than they could, one sentence each."""
+        out = [f'{reference} is out of use: {why}' for reference, why in dict(self.quarantined).items()]
+        if len(out) > TOLD:
+            out = [*out[:TOLD], f'{len(out) - TOLD} more references are out of use; record the task again']
+        if self.out_of_memory:
+            out.append(f'memory ran out {self.out_of_memory} times and {len(self.working_set)} of '
+                       f'{self.settings.slots} reference slots are left, so fewer calls are served by references; free '
+                       'memory on the device, lower slots or set sketch_width')
+        return out + ([self.reconstructor.problem] if self.reconstructor.problem else [])
 
     def recall(self, query: Query, settings: Settings) -> Recall:
         """Choose among ready references: the library's, then the previous call, then none (dense)."""
@@ -74,6 +99,7 @@ class MuscleMemory:
             stored = [r for r in ready if r not in own]
             match = self.retriever.match(query.key, query.states, stored, query.task, query.views)
             if match:
+                self.library.used(match.id)
                 return Recall('library', f'most similar of {len(stored)} ready', match)
         previous = self.episode[-1] if self.episode else None
         if previous and previous.id in ready and previous.views == query.views:
@@ -85,7 +111,7 @@ class MuscleMemory:
     def remember(self, query: Query, prefix: torch.Tensor, token_ids: torch.Tensor, chunk: np.ndarray) -> None:
         """Record the call just executed: prefix [T, D] visual embeddings, token_ids [P], chunk float32 [H, A]."""
         number = self.episode[-1].id.call + 1 if self.episode else 0
-        identity = ReferenceId(query.task, self._episode_name, number)
+        identity = ReferenceId(query.task, f'{RUNNING}{self._episodes}', number)
         if self.library is None or len(self.episode) == EPISODE_CALLS:
             self.episode, self._ranked = [], {}  # a robot that never begins an episode must not fill the memory
         self.episode = [*self.episode, make_reference(identity, query, prefix, token_ids, chunk)]
@@ -96,6 +122,8 @@ class MuscleMemory:
         expected: normalised state [S] foretold for the next call, or None to go by the present call alone.
         """
         self.settings = self.retriever.settings = settings
+        if self._short:
+            self.shrink()
         wanted = []
         if settings.mode != 'dense' and settings.reference_source == 'library':
             if expected is None:
@@ -110,19 +138,35 @@ class MuscleMemory:
     def begin_episode(self, task: str, views: tuple[str, ...], settings: Settings) -> None:
         """Forget the running episode and expand what the first call of the next one may need; does not block."""
         self.settings = settings
+        if self._short:
+            self.shrink()
         for reference in self.episode:
             self.working_set.drop(reference.id)
         self.episode, self._ranked = [], {}
-        self._episode_name = f'running-{int(self._episode_name.split("-")[1]) + 1}'
+        self._episodes += 1
         wanted = []
         if settings.mode != 'dense' and settings.reference_source == 'library':
-            wanted = self.retriever.candidates(None, task, views)[:settings.slots]
-        self.reconstructor.open_interval(wanted, float('inf'), settings.slots)
+            wanted = self.retriever.candidates(None, task, views)[:len(self.working_set)]
+        self.reconstructor.open_interval(wanted, float('inf'), len(self.working_set))
 
-    def quarantine(self, reference: ReferenceId) -> None:
-        """Never use this reference again in this process: it led to a non-finite result."""
-        self.quarantined |= {reference}
+    def quarantine(self, reference: ReferenceId, why: str) -> None:
+        """Never use this reference again in this process. Either thread may find that out."""
+        self.quarantined[reference] = why
         self.working_set.drop(reference)
+        log.warning(f'{reference} is out of use: {why}')
+
+    def shrink(self) -> None:
+        """Memory ran out: give up half of the slots, and what the others hold with them; 0 leaves dense calls.
+
+        Called between calls or within one, with no slot being read.
+        """
+        self.out_of_memory += 1
+        with self.reconstructor.policy_call():
+            if self.reconstructor.wait_yielded(YIELD_S):
+                self.working_set = WorkingSet(len(self.working_set) // 2)
+                self.engine.shrink(len(self.working_set))
+                self._short = False
+        log.warning(f'memory ran out; {len(self.working_set)} reference slots are left')
 
     def save(self, success: bool) -> Future[Path]:
         """Write the running episode to the library on the reconstruct thread; the future holds the file's path."""
@@ -136,8 +180,16 @@ class MuscleMemory:
             if episode[0].id.call > 0:
                 raise LibraryError(f'this episode is longer than {EPISODE_CALLS} policy calls and its beginning is '
                                    'forgotten; call reset_episode between executions')
-            ranked = [self._with_neurons(r, checkpoint) for r in episode]
+            try:
+                ranked = [self._with_neurons(r, checkpoint) for r in episode]
+            except Exception as error:
+                if not out_of_memory(error):
+                    raise
+                self._short = True
+                raise LibraryError('memory ran out while the episode was prepared for saving; save it again after the '
+                                   'next call, when slots have been given up') from error
             path = self.library.add_episode(episode[0].id.task, ranked, success=success)
+            self.library.evict(self.settings.library_capacity * 10**6, keep=path)
             self.retriever.use(self.library.index())
             return path
 
@@ -154,32 +206,57 @@ class MuscleMemory:
 
     def _expand(self, identity: ReferenceId, wanted: Sequence[ReferenceId], checkpoint: Callable[[], None]) -> bool:
         """Make the reference ready; False if it is already, every slot holds something more likely, or none fits it."""
-        settings, config, shape = self.settings, self.engine.model.config, self.engine.arena.shape
+        if self._short or identity in self.quarantined or not len(self.working_set):
+            return False
+        try:
+            return self._make_ready(identity, wanted, checkpoint)
+        except (Interrupted, EpisodeError):
+            raise
+        except Exception as error:
+            if out_of_memory(error):
+                self._short = True
+                log.warning(f'memory ran out while {identity} was expanded: {error}')
+                return False
+            if not device_failed(error):  # it may be the reference's fault, and there are others
+                self.quarantine(identity, f'expanding it failed ({type(error).__name__}: {error})')
+            raise
+
+    def _make_ready(self, identity: ReferenceId, wanted: Sequence[ReferenceId],
+                    checkpoint: Callable[[], None]) -> bool:
+        settings, config, shape, working_set = (self.settings, self.engine.model.config, self.engine.arena.shape,
+                                                self.working_set)
         plan = plan_call(settings, config, shape.tokens, 0)
         residual_neurons = plan.neurons if plan.stored_residual else None
-        if identity in self.quarantined or self.working_set.has(identity, residual_neurons):
+        if working_set.has(identity, residual_neurons):
             return False
         reference = self._find(identity)
-        if reference is None or reference.prefix.shape[0] != shape.tokens:
-            return False  # of an episode that ended meanwhile, or seen without all cameras, which slots have room for
+        if reference is None:
+            return False  # of an episode that ended meanwhile
+        why = fault(reference, config)
+        if why:
+            self.quarantine(identity, why)
+            return False
+        if reference.prefix.shape[0] != shape.tokens:
+            return False  # seen without all cameras, which slots have room for
         reference = self._with_neurons(reference, checkpoint)
-        slot = self.working_set.claim(identity, wanted)
+        slot = working_set.claim(identity, wanted)
         if slot is None:
             return False
         try:
             self.engine.expand(reference, slot, torch.from_numpy(reference.neurons.astype(np.int32)), plan, checkpoint)
         except BaseException:
-            self.working_set.abandon(slot)
+            working_set.abandon(slot)
             raise
-        self.working_set.commit(slot, residual_neurons)
+        working_set.commit(slot, residual_neurons)
         return True
 
     def _find(self, identity: ReferenceId) -> Reference | None:
         own = next((r for r in self.episode if r.id == identity), None)
-        if own or identity.episode.startswith('running-'):
+        if own or identity.episode.startswith(RUNNING):
             return own
         try:
-            return self.library.load(identity)
+            config, shape = self.engine.model.config, self.engine.arena.shape
+            return self.library.load(identity, lambda reference: check_fits(reference, config, shape))
         except EpisodeError:
             self.retriever.use(self.library.index())  # the file is out of use; so are the episode's other calls
             raise

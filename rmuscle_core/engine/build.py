@@ -10,9 +10,9 @@ import torch
 
 from rmuscle_core.engine.budget import affordable_slots
 from rmuscle_core.engine.eager import EagerEngine
-from rmuscle_core.engine.faults import device_failed, free_device_memory, out_of_memory
+from rmuscle_core.engine.faults import device_failed, first_line, free_device_memory, out_of_memory
 from rmuscle_core.engine.graphs import GraphEngine
-from rmuscle_core.engine.probe import first_line, remedy, require_torch_kernels, triton_obstacle
+from rmuscle_core.engine.probe import remedy, require_torch_kernels, triton_obstacle
 from rmuscle_core.engine.self_check import disagreement
 from rmuscle_core.errors import SettingsError
 from rmuscle_core.model import VLA, ModelConfig
@@ -36,7 +36,7 @@ def build_engine(model: VLA, settings: Settings, views: int) -> EagerEngine | Gr
         try:
             engine = _with_slots(model, replace(settings, slots=slots), views)
             break
-        except Exception as error:  # noqa: BLE001 - memory that runs out has many types
+        except Exception as error:
             if not out_of_memory(error):
                 raise
             if not slots:
@@ -74,7 +74,7 @@ def checked(kind: type[GraphEngine], model: VLA, settings: Settings, views: int)
     try:
         engine = kind(model, settings, views)
         problem = disagreement(engine, model)
-    except Exception as error:  # noqa: BLE001 - compilers raise what they like, and each has a slower way round it
+    except Exception as error:
         if out_of_memory(error) or device_failed(error):
             raise  # the eager engine needs as much
         problem = (f'the fast engine does not run here ({first_line(error)}); calls run on the plain engine, slower; '

@@ -49,9 +49,8 @@ def as_device_error(error: BaseException) -> DeviceError:
     """The refusal that stands for it, with the first line of what the driver said."""
     if isinstance(error, DeviceError):
         return error
-    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return DeviceError(f'the device failed and this process cannot use it any more ({said}); start the process again, '
-                       'and look for "Xid" in dmesg if it happens again')
+    return DeviceError(f'the device failed and this process cannot use it any more ({first_line(error)}); '
+                       'start the process again, and look for "Xid" in dmesg if it happens again')
 
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:
@@ -64,6 +63,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def first_line(error: Exception) -> str:
+    """An exception in one line; compilers print pages."""
+    return f'{type(error).__name__}: {(str(error).strip().splitlines() or [""])[0]}'
 
 
 def free_device_memory(device: torch.device) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from rmuscle_core.engine.faults import device_failed, out_of_memory
+from rmuscle_core.engine.faults import device_failed, first_line, out_of_memory
 from rmuscle_core.errors import SettingsError
 from rmuscle_kernels.merge import merge_rows
 
@@ -33,7 +33,7 @@ def triton_obstacle(device: torch.device) -> str:
     """Why Triton kernels do not run on a GPU, as the end of a sentence that says what to do; empty if they do."""
     try:
         launch_kernel(device)
-    except Exception as error:  # noqa: BLE001 - compilers raise what they like; each case has a slower way round it
+    except Exception as error:
         if out_of_memory(error) or device_failed(error):
             raise
         return f'Triton kernels do not run here ({first_line(error)}); {remedy(error)}'
@@ -62,11 +62,6 @@ def remedy(error: Exception) -> str:
         return ('set TRITON_PTXAS_PATH, and TRITON_PTXAS_BLACKWELL_PATH on a Blackwell GPU such as Jetson Thor, to the '
                 'ptxas of a CUDA toolkit that knows this GPU, for example /usr/local/cuda/bin/ptxas')
     return 'check that the versions of torch, triton and the driver belong together'
-
-
-def first_line(error: Exception) -> str:
-    """An exception in one line; compilers print pages."""
-    return f'{type(error).__name__}: {(str(error).strip().splitlines() or [""])[0]}'
 
 
 def _wheels(major: int, minor: int) -> str:

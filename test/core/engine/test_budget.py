@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_parts import small_config, small_model
 
+from rmuscle_core import memory_free
 from rmuscle_core.engine import budget
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.errors import SettingsError
@@ -66,3 +67,26 @@ def test_too_much_is_refused_before_anything_is_allocated(monkeypatch):
         budget.require_memory(items, settings.slots, torch.device('cuda'))
     small = replace(PI05, vocab=1000)
     budget.require_memory(budget.memory_budget(small, Settings(slots=1), 1), 1, torch.device('cuda'))
+
+
+def test_slots_are_counted_by_what_is_free(monkeypatch):
+    config, settings = small_config(), Settings(slots=10)
+    needs = {slots: sum(v for k, v in budget.memory_budget(config, replace(settings, slots=slots), 2).items()
+                        if k not in ('weights', 'total')) for slots in (0, 1, 3)}
+    for free, slots in ((needs[0], 0), (needs[3] + 1000, 3), (10**12, 10)):
+        monkeypatch.setattr(budget, 'available_bytes', lambda device, free=free: free)
+        assert budget.affordable_slots(config, settings, 2, torch.device('cuda')) == slots
+    monkeypatch.setattr(budget, 'available_bytes', lambda device: needs[0] - 1)
+    with pytest.raises(SettingsError, match='a dense policy call needs'):
+        budget.affordable_slots(config, settings, 2, torch.device('cuda'))
+
+
+@pytest.mark.parametrize(('integrated', 'free'), [(True, 90 * 1024**3), (False, 10**9)])
+def test_v31_a_gpu_that_shares_the_hosts_memory_has_what_the_host_can_give(monkeypatch, tmp_path, integrated, free):
+    meminfo = tmp_path / 'meminfo'
+    meminfo.write_text(f'MemTotal: {128 * 1024**2} kB\nMemFree: 900000 kB\nMemAvailable: {90 * 1024**2} kB\n')
+    monkeypatch.setattr(memory_free, 'MEMINFO', meminfo)
+    monkeypatch.setattr(memory_free, 'is_integrated', lambda device: integrated)
+    monkeypatch.setattr(torch.cuda, 'mem_get_info', lambda device: (10**9, 128 * 1024**3))
+    assert memory_free.available_bytes(torch.device('cuda')) == free
+    assert memory_free.available_bytes(torch.device('cpu')) == 90 * 1024**3
