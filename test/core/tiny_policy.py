@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig, save_checkpoint
+from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig, load_config, save_checkpoint
 from rmuscle_core.model.checkpoint_config import config_json
 from rmuscle_core.processing import write_processors
 
@@ -22,13 +22,19 @@ def write_checkpoint(directory, seed=0):
         expert=TransformerConfig(32, 3, 64, 2, 1, 16), vocab=520, cameras=CAMERAS, state_dim=JOINTS, action_dim=JOINTS,
         chunk_size=8, execute_steps=4, steps=4))
     save_checkpoint(model, directory, {'rmuscle_tokenizer': 'byte'})
-    features = config_json(model.config)
-    values = {'min': -1, 'max': 1, 'mean': 0, 'std': 1, 'q01': -1, 'q99': 1}
+    write_statistics(directory)
+    return directory
+
+
+def write_statistics(directory, unit=1.0, **options):
+    """The processors of a robot whose joints all move between -unit and unit; options: of write_processors."""
+    config = load_config(directory)
+    features = config_json(config)
+    values = {'min': -unit, 'max': unit, 'mean': 0, 'std': unit, 'q01': -unit, 'q99': unit}
     statistics = {key: {name: np.full(JOINTS, value, np.float32) for name, value in values.items()}
                   for key in ('observation.state', 'action')}
     write_processors(directory, 'pi05', {**features['input_features'], **features['output_features']}, statistics,
-                     NORMALISATION, model.config.prompt_length)
-    return directory
+                     NORMALISATION, config.prompt_length, **options)
 
 
 def run(policy, observations):
