@@ -29,6 +29,7 @@ class Health:
     def __init__(self, deadline_s: float):
         self.deadline_s = deadline_s
         self.waiting_for = ''  # what the next call waits for
+        self.refusal = ''  # kind of the last chunk's refusal; empty since one was published
         self.stalled = False
         self.episode = self.deadline_misses = 0
         self.path = ''
@@ -36,38 +37,41 @@ class Health:
         self._reused: deque[tuple[float, float]] = deque(maxlen=RECENT)  # shares of tokens and of neurons
         self._chunk_at: float | None = None
 
-    def call_returned(self, report: CallReport) -> bool:
-        """Note a call; False if it took longer than the deadline."""
-        duration_ms = report.milliseconds.get('total', NAN)
-        self.path = report.path
+    def call_returned(self, report: CallReport) -> None:
+        """Note a call."""
+        self.path, duration_ms = report.path, report.milliseconds.get('total', NAN)
         self._durations_ms.append(duration_ms)
         self._reused.append((1 - report.tokens_recomputed / report.tokens if report.tokens else 0.0,
                              1 - report.neurons_evaluated / report.neurons if report.neurons else 0.0))
-        missed = duration_ms > 1e3 * self.deadline_s
-        self.deadline_misses += missed
-        return not missed
+        self.deadline_misses += self.late
 
     def chunk_published(self) -> None:
-        self._chunk_at = time.monotonic()
-
-    @property
-    def chunk_age_s(self) -> float:
-        """Seconds since the last chunk, by the steady clock; NaN before the first."""
-        return NAN if self._chunk_at is None else time.monotonic() - self._chunk_at
+        """Note that the last call's answer went out."""
+        self._chunk_at, self.refusal = time.monotonic(), ''
 
     @property
     def call_ms(self) -> float:
         """Duration of the last call; NaN before the first."""
         return self._durations_ms[-1] if self._durations_ms else NAN
 
-    def values(self) -> dict[str, float]:
-        """Percentiles of the recent calls' durations, and what they reused on average."""
-        durations, reused = list(self._durations_ms), list(self._reused)  # copies: another thread appends
+    @property
+    def late(self) -> bool:
+        """The last call took longer than the deadline."""
+        return self.call_ms > 1e3 * self.deadline_s
+
+    def timing(self) -> dict[str, float]:
+        """Percentiles of the recent calls' durations, missed deadlines, and the age of the last chunk."""
+        durations = list(self._durations_ms)  # a copy: another thread appends
         p50, p99 = np.percentile(durations, (50, 99)).tolist() if durations else (NAN, NAN)
-        tokens, neurons = np.mean(reused, axis=0).tolist() if reused else (NAN, NAN)
+        age_s = NAN if self._chunk_at is None else time.monotonic() - self._chunk_at
         return {'call_p50_ms': p50, 'call_p99_ms': p99, 'deadline_s': self.deadline_s,
-                'deadline_misses': self.deadline_misses, 'chunk_age_s': self.chunk_age_s,
-                'tokens_reused_ratio': tokens, 'neurons_reused_ratio': neurons}
+                'deadline_misses': self.deadline_misses, 'chunk_age_s': age_s}
+
+    def reuse(self) -> dict[str, float]:
+        """Mean shares of the recent calls' tokens and neurons that were taken from a reference."""
+        reused = list(self._reused)
+        tokens, neurons = np.mean(reused, axis=0).tolist() if reused else (NAN, NAN)
+        return {'tokens_reused_ratio': tokens, 'neurons_reused_ratio': neurons}
 
 
 def status_message(health: Health | None, worker: InferenceWorker | None, output: ChunkPublisher | None,

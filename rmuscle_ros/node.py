@@ -27,7 +27,8 @@ from rmuscle_core.observation import ActionChunk, Leftover
 from rmuscle_core.sensing.observe import ObservationBuffer, Snapshot
 from rmuscle_ros.checkpoint import load_config, load_policy
 from rmuscle_ros.clock import NodeClock
-from rmuscle_ros.contract import Contract, check_action_mode, check_contract, required
+from rmuscle_ros.contract import Contract, check_action_mode, check_contract, check_topics, required
+from rmuscle_ros.device import DeviceDiagnostics
 from rmuscle_ros.diagnostics import ERROR, OK, cache_entry, diagnostic_array, entry, policy_entry
 from rmuscle_ros.health import Health, status_message
 from rmuscle_ros.inputs import InputDiagnostics
@@ -57,7 +58,7 @@ class PolicyNode(RetryableLifecycleNode):
         self._load_config, self._make_policy = config_loader, policy_factory
         self._policy: Any = None
         self._worker: InferenceWorker | None = None
-        self._health: Health | None = None
+        self._buffer = self._output = self._inputs = self._health = self._units = self._device = None
         self._said = ''  # prompt from the topic
         self._give_up, self._failures = '', 0
         self._topics = Topics(self)
@@ -80,6 +81,7 @@ class PolicyNode(RetryableLifecycleNode):
         required(options)
         self._params.declare_topics()
         contract = check_contract(self._load_config(options.checkpoint), options)
+        check_topics({camera: self._params.topic(camera) for camera in contract.cameras})
         try:
             self._policy = self._make_policy(options.checkpoint, self._params.settings, options.library or None,
                                              options.device, contract.cameras)
@@ -97,6 +99,7 @@ class PolicyNode(RetryableLifecycleNode):
         self._units.restart()
         self._units.check(self._buffer.measured(self._time.now_ns()))
         super().on_activate(state)
+        self._device.activated()
         if self._params.node_settings.autostart_episode:
             self.begin_episode()
             self.start_calls()
@@ -127,7 +130,7 @@ class PolicyNode(RetryableLifecycleNode):
         if self._policy is not None:
             self._policy.close()
         self._policy = self._worker = self._buffer = self._output = self._inputs = self._health = None
-        self._units = None
+        self._units = self._device = None
         self._topics.close()
         gc.collect()
         torch = sys.modules.get('torch')
@@ -140,7 +143,8 @@ class PolicyNode(RetryableLifecycleNode):
         options = self._params.node_settings
         topics = {camera: self._params.topic(camera) for camera in contract.cameras}
         self._buffer = ObservationBuffer(contract.joints, topics, options.max_age_s, options.max_skew_s)
-        self._inputs = InputDiagnostics(self._buffer, self.get_name(), self._topics)
+        self._device = DeviceDiagnostics(self._policy)
+        self._inputs = InputDiagnostics(self._buffer, self._device.name, self._topics)
         self._health = Health(contract.execute_steps / options.control_rate_hz)
         self._output = ChunkPublisher(self._topics.publisher(JointTrajectory, 'joint_trajectory', COMMAND),
                                       self._topics.publisher(ActionChunkMessage, '~/action_chunk', REPORT),
@@ -244,18 +248,15 @@ class PolicyNode(RetryableLifecycleNode):
         self._status.publish(message)
 
     def _publish_diagnostics(self) -> None:
-        hardware = self.get_name()
         if self._policy is None:
             level = ERROR if self.last_error else OK
-            entries = [entry('policy', level, self.last_error or self.state_label, {}, hardware)]
+            entries = [entry('policy', level, self.last_error or self.state_label, {}, self.get_name())]
         else:
-            state = 'running' if self._worker.running else self.state_label
-            waiting = self._health.waiting_for if self._worker.running else ''
-            stalled_s = self._worker.call_age_s() if self._health.stalled else 0.0
-            counts = {'calls': self._worker.calls, 'calls_dropped': self._worker.discarded}
+            health, hardware = self._health, self._device.name
             entries = [*self._inputs.entries(self._time.now_ns(), self._params.node_settings.camera_rate_hz),
-                       policy_entry(state, waiting, stalled_s, self._output, counts, self.last_error, hardware),
-                       cache_entry(self._policy.status(), self._policy.problems, hardware)]
+                       policy_entry(self.state_label, health, self._worker, self._output, self.last_error, hardware),
+                       cache_entry(self._policy.status(), self._policy.problems, health, hardware),
+                       self._device.entry()]
         self._diagnostics.publish(diagnostic_array(self.get_clock().now().to_msg(), entries))
 
     # Inference thread ---
@@ -282,7 +283,8 @@ class PolicyNode(RetryableLifecycleNode):
 
     def _deliver(self, chunk: ActionChunk, snapshot: Snapshot) -> tuple[int, float]:
         now_ns = self._time.now_ns()
-        if not self._health.call_returned(chunk.report):
+        self._health.call_returned(chunk.report)
+        if self._health.late:
             self.get_logger().warning(
                 f'a policy call took {self._health.call_ms / 1e3:.2f} s, the executed steps of a chunk last '
                 f'{self._health.deadline_s:.2f} s: the robot waits; use a faster profile or more execute_steps',
@@ -294,7 +296,8 @@ class PolicyNode(RetryableLifecycleNode):
 
     def _failed(self, error: Exception) -> None:
         self.complain(error, 'policy call')
-        if isinstance(error, ObservationError) or getattr(error, 'kind', '') in ('expired', 'boundary'):
+        self._health.refusal = getattr(error, 'kind', '')
+        if isinstance(error, ObservationError) or self._health.refusal in ('expired', 'boundary'):
             return  # the next observation may do better
         self._failures += 1
         if self._failures >= FAILURES_TO_STOP:

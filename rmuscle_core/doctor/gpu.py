@@ -12,13 +12,12 @@ from pathlib import Path
 import torch
 
 from rmuscle_core.doctor.finding import FAIL, OK, WARN, Finding, Host
-from rmuscle_core.doctor.sensors import Sensors
+from rmuscle_core.doctor.sensors import HOT_C, Sensors
 from rmuscle_core.engine.probe import require_torch_kernels, triton_obstacle
 from rmuscle_core.errors import SettingsError
 from rmuscle_core.memory_free import is_integrated
 
 PTXAS = ('TRITON_PTXAS_PATH', 'TRITON_PTXAS_BLACKWELL_PATH')
-HOT_C = 85.0
 THOR = (11, 0)  # compute capability; the ptxas that comes with Triton does not know it
 
 

@@ -12,6 +12,7 @@ import torch
 from rmuscle_core.doctor.finding import Host
 from rmuscle_core.memory_free import available_bytes
 
+HOT_C = 85.0  # GPUs lower their clock from about here on
 # bits of NVML's reasons for a lowered clock: power brake, thermal (software, hardware), hardware in general
 SLOWED = 0x08 | 0x20 | 0x40 | 0x80
 
