@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rmuscle_core.errors import CheckpointError, SettingsError
 from rmuscle_core.sensing.joints import JointMap
 from rmuscle_ros.params import NodeSettings, named
+
+UNREADABLE = ('compressedDepth', 'theora', 'ffmpeg', 'zstd')  # image_transport's endings
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,15 @@ def check_contract(config: Any, options: NodeSettings) -> Contract:
     return Contract(joints, tuple(c for c in config.cameras if c in fed and c not in masked),
                     tuple(c for c in fed if c not in config.cameras), options.execute_steps or config.execute_steps,
                     config.chunk_size)
+
+
+def check_topics(topics: Mapping[str, str]) -> None:
+    """Raise SettingsError for a camera's topic that carries no picture we can read."""
+    for camera, topic in topics.items():
+        base, _, transport = topic.rpartition('/')
+        if transport in UNREADABLE:
+            raise SettingsError(f'image_topics.{camera} is {topic}, whose {transport} transport cannot be read; use '
+                                f'{base} or {base}/compressed of a colour image')
 
 
 def check_action_mode(policy: Any, options: NodeSettings) -> None:

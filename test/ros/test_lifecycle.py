@@ -41,13 +41,6 @@ def test_configure_checks_before_loading_and_may_be_tried_again(make_bench, para
     assert bench.change('configure') and bench.state() == 'inactive' and bench.node.last_error == ''
 
 
-def test_masked_and_foreign_cameras(make_bench, capfd):
-    bench = make_bench(cameras=['base', 'ceiling'], masked_cameras=['wrist'])
-    assert bench.change('configure')
-    assert 'ceiling' in capfd.readouterr().err
-    assert list(bench.node._buffer.streams) == ['base']
-
-
 def heartbeat(bench, condition, what):
     """Wait for a ~/status that fulfils the condition; returns it."""
     found = []
