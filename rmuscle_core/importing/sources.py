@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which importer a path needs. Each importer's packages are imported only when it is the one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rmuscle_core.errors import EpisodeError, SettingsError
+from rmuscle_core.importing.episodes import EpisodeSource, PendingEpisode, Wanted
+from rmuscle_core.library.recording import open_recording
+
+RECORDINGS = ('.h5', '.hdf5')
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """execute_steps: 0 for the robot's (bags) or the checkpoint's. tolerance_s: of a LeRobotDataset. The rest: bags."""
+
+    execute_steps: int = 0
+    tolerance_s: float = 1e-4
+    parameters: Path | None = None
+    topics: dict[str, str] = field(default_factory=dict)
+    episodes_topic: str = ''
+
+
+def open_source(path: Path, wanted: Wanted, options: SourceOptions) -> EpisodeSource:
+    """Open a recording (HDF5 file), a LeRobotDataset (folder with meta/info.json), or bags (one, or a folder of them).
+
+    Raises EpisodeError when the path is none of these, SettingsError for options that do not fit it.
+    """
+    wanted = replace(wanted, execute_steps=options.execute_steps or wanted.execute_steps)
+    if path.is_file() and path.suffix in RECORDINGS:
+        return Recordings(path)
+    if (path / 'meta' / 'info.json').is_file():
+        from rmuscle_core.importing.lerobot import LeRobotDataset
+
+        return LeRobotDataset(path, wanted, options.tolerance_s)
+    from rmuscle_core.importing.bag_file import Topics, bags_in
+
+    if bags_in(path):
+        from rmuscle_core.importing.bag import Bags
+        from rmuscle_core.importing.robot import read_robot
+
+        if options.parameters is None:
+            raise SettingsError(f'{path} is a bag: give the parameter file of the policy node with --parameters, which '
+                                'says which topics are the cameras and which joints the state')
+        robot = read_robot(options.parameters)
+        if robot.execute_steps and not options.execute_steps:
+            wanted = replace(wanted, execute_steps=robot.execute_steps)
+        return Bags(path, wanted, robot, Topics(options.topics, episodes=options.episodes_topic))
+    raise EpisodeError(f'{path} holds no episodes; expected a recording (.h5), the folder of a LeRobotDataset (with '
+                       'meta/info.json), a ROS 2 bag (a folder with metadata.yaml, .mcap, .db3) or a folder of bags')
+
+
+class Recordings:
+    """A recording file as an EpisodeSource; its names are the checkpoint's already."""
+
+    def __init__(self, path: Path) -> None:
+        with open_recording(path) as recording:
+            first = next((episode.observations[0] for episode in recording if episode.observations), None)
+        self.cameras = tuple(first.images) if first else ()
+        self._recording = open_recording(path)
+
+    def __enter__(self) -> Recordings:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._recording.__exit__()
+
+    def __len__(self) -> int:
+        return len(self._recording)
+
+    def __iter__(self) -> Iterator[PendingEpisode]:
+        for episode in self._recording:
+            prompt = episode.observations[0].prompt if episode.observations else ''
+            yield PendingEpisode(episode.name, prompt, lambda episode=episode: episode)
