@@ -116,10 +116,12 @@ class MuscleMemory:
             self.episode, self._ranked = [], {}  # a robot that never begins an episode must not fill the memory
         self.episode = [*self.episode, make_reference(identity, query, prefix, token_ids, chunk)]
 
-    def prepare(self, query: Query, expected: np.ndarray | None, settings: Settings, seconds: float) -> None:
+    def prepare(self, query: Query, expected: np.ndarray | None, settings: Settings, seconds: float,
+                spare: Callable[[Callable[[], None]], None] | None = None) -> None:
         """Open the reconstructor's interval for the references the next call is likely to need.
 
-        expected: normalised state [S] foretold for the next call, or None to go by the present call alone.
+        expected: normalised state [S] foretold for the next call, or None to go by the present call alone. spare: what
+        is to be done with the time that is left.
         """
         self.settings = self.retriever.settings = settings
         if self._short:
@@ -133,7 +135,7 @@ class MuscleMemory:
                 wanted += self.retriever.ahead(query.key, query.states, expected, query.task, query.views)
         if settings.mode != 'dense' and settings.reference_source != 'none' and self.episode:
             wanted.append(self.episode[-1].id)
-        self.reconstructor.open_interval(wanted, seconds, settings.budget)
+        self.reconstructor.open_interval(wanted, seconds, settings.budget, spare)
 
     def begin_episode(self, task: str, views: tuple[str, ...], settings: Settings) -> None:
         """Forget the running episode and expand what the first call of the next one may need; does not block."""

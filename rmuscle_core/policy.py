@@ -10,10 +10,11 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from rmuscle_core.acting import Actor
 from rmuscle_core.engine.build import build_engine
@@ -33,11 +34,23 @@ from rmuscle_core.processing.units import unit_problem
 from rmuscle_core.realtime import guidance_of
 from rmuscle_core.retrieval import make_key
 from rmuscle_core.settings import Settings
+from rmuscle_core.shadow import ShadowCheck
 
 log = logging.getLogger(__name__)
 
 MAX_TASK = 64
 START_S = 60.0  # time to expand what an episode may start with, before the policy reports ready
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What is needed of a call once it is out. actions float32 [H, A_pad] normalised, chunk [H, A] in robot units."""
+
+    query: Query
+    embedded: Embedded
+    actions: torch.Tensor
+    chunk: np.ndarray
+    path: str
 
 
 class MusclePolicy:
@@ -58,11 +71,12 @@ class MusclePolicy:
         self.engine = engine or build_engine(model, self.settings, len(self.cameras))
         self.memory = MuscleMemory(self.engine, self.settings, library)
         self.actor = Actor(self.engine, self.memory)
+        self.shadow = ShadowCheck(self.engine)
         self.served = {'library': 0, 'previous_call': 0, 'dense': 0}
         self._states: deque[np.ndarray] = deque(maxlen=self.settings.history)
         self.foresight = Foresight(processor, self.config)
         self.execute_steps = self.config.execute_steps  # actions of a chunk executed before the next call
-        self._last: tuple[Query, Embedded, np.ndarray] | None = None
+        self._last: _Call | None = None
         self._library_problem = ''
         self._warned: set[str] = set()
 
@@ -102,7 +116,7 @@ class MusclePolicy:
     @property
     def problems(self) -> list[str]:
         """What is wrong with the library, with single episodes or with expanding them, one sentence each."""
-        own = [self._library_problem] if self._library_problem else []
+        own = [problem for problem in (self._library_problem, self.shadow.problem) if problem]
         return own + self.engine.problems + self.memory.problems + (self.library.problems if self.library else [])
 
     @device_failures()
@@ -112,7 +126,7 @@ class MusclePolicy:
         Raises ObservationError when the observation does not fit the checkpoint; nothing else on bad input. Raises
         DeviceError when the device is lost, and RMuscleError when it has no memory even for a dense call.
         """
-        settings, watch = self.settings, Stopwatch()
+        settings, watch = self.shadow.temper(self.settings), Stopwatch()
         with self.memory.reconstructor.policy_call():
             inputs = self._encode(observation, leftover)
             if not self._states:  # an episode's first call
@@ -131,7 +145,7 @@ class MusclePolicy:
         report.milliseconds.update(watch.stages)
         report.milliseconds['total'] = sum(watch.stages.values())
         self.served[report.path] += 1
-        self._last = (query, embedded, chunk)
+        self._last = _Call(query, embedded, actions, chunk, report.path)
         return ActionChunk(chunk, report, observation.stamp_s)
 
     @device_failures()
@@ -139,11 +153,12 @@ class MusclePolicy:
         """The robot executes the last chunk from now on: record the call, use the time for likely references."""
         if self._last is None:
             return
-        (query, embedded, chunk), self._last = self._last, None
-        settings = self.settings
+        last, self._last = self._last, None
+        query, embedded, chunk, settings = last.query, last.embedded, last.chunk, self.shadow.temper(self.settings)
         self.memory.remember(query, embedded.visual, embedded.inputs.token_ids, chunk)
         expected = self.foresight.expect(chunk[min(self.execute_steps, len(chunk)) - 1], query.states[-1])
-        self.memory.prepare(query, expected, settings, next_call_in_s)
+        spare = self.shadow.offer(embedded, last.actions, last.path, self.execute_steps)
+        self.memory.prepare(query, expected, settings, next_call_in_s, spare)
         self.engine.prepare(settings, embedded.text)  # changed ratios are captured now, not in the next call
 
     @device_failures()
@@ -176,7 +191,8 @@ class MusclePolicy:
     def reset_episode(self, prompt: str) -> None:
         """Forget the running episode and prepare for the first call of the next one; does not block."""
         self._forget()
-        self.memory.begin_episode(task_of(prompt), self.cameras, self.settings)
+        self.shadow.begin_episode()
+        self.memory.begin_episode(task_of(prompt), self.cameras, self.shadow.temper(self.settings))
 
     def save_episode(self, success: bool = True) -> Future[Path]:
         """Write the running episode to the library off this thread; the future holds the file or a LibraryError."""
@@ -196,13 +212,14 @@ class MusclePolicy:
         self._forget()
         return references
 
-    def status(self) -> dict[str, int]:
+    def status(self) -> dict[str, float]:
         """Counters for CacheStatus."""
         return {'library_entries': len(self.library.index().ids) if self.library else 0,
                 'library_bytes': self.library.nbytes if self.library else 0,
                 'slots_ready': len(self.memory.working_set.ready()), 'slots': len(self.memory.working_set),
                 'working_set_bytes': self.engine.arena.nbytes, 'out_of_memory': self.memory.out_of_memory,
                 'quarantined': len(self.memory.quarantined),
+                'shadow_difference': self.shadow.difference, 'shadow_checks': self.shadow.checks,
                 **{f'served_{path}': count for path, count in self.served.items()}}
 
     def close(self) -> bool:

@@ -69,6 +69,13 @@ class Settings:
                                high=1000, unit='steps')
     rtc_weight: float = setting(10.0, 'greatest strength of that hold; more than the denoise steps is taken as that, '
                                 'since it would overshoot', low=0.0, high=100.0)
+    library_capacity: int = setting(0, 'what the library may take on disk; when a saved episode exceeds it, failed '
+                                    'episodes are deleted first, then those that served longest ago; 0 keeps all',
+                                    low=0, high=10**9, unit='MB')
+    shadow_every: int = setting(5, 'every how many cached calls one is repeated dense in spare time and compared; 0: '
+                                'none', low=0, high=10_000)
+    shadow_limit: float = setting(0.1, 'mean difference of cached and dense actions, normalised, above which calls '
+                                  'use a more careful profile', low=0.0, high=10.0)
     noise_seed: int = setting(0, 'seed of the initial noise, equal for every call so that references fit', low=0,
                               high=2**31 - 1, effect=ON_CONFIGURE)
 

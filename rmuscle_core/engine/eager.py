@@ -15,6 +15,7 @@ from rmuscle_core.engine.plan import CallPlan, arena_shape
 from rmuscle_core.ffn import ContextFFN, DenseFFN, NeuronFFN, RecordFFN, ResidualFFN, ScoreFFN
 from rmuscle_core.library import Reference
 from rmuscle_core.model import VLA
+from rmuscle_core.model.prefix import FFN
 from rmuscle_core.processing import ModelInputs
 from rmuscle_core.settings import Settings
 
@@ -91,11 +92,11 @@ class EagerEngine:
     def expand(self, reference: Reference, slot: int, neurons: torch.Tensor, plan: CallPlan,
                checkpoint: Callable[[], None]) -> None:
         """Rebuild the reference's FFN states in a slot nobody reads; raises Interrupted from checkpoint."""
-        cache = self.model.prefill(self._prefix(reference), RecordFFN(self.arena, slot, checkpoint))
         self.arena.neurons[slot].copy_(neurons[..., :self.arena.shape.masked])
+        residual = None
         if plan.stored_residual and plan.neurons is not None:
             residual = ResidualFFN(self.arena, slot, plan.neurons, self.settings.group_size, checkpoint)
-            self.model.denoise(cache, self.noise, residual, self._state(self._padded(reference)))
+        self.rerun(reference, RecordFFN(self.arena, slot, checkpoint), residual)
         self._synchronize()
 
     @torch.inference_mode()
@@ -109,9 +110,27 @@ class EagerEngine:
             checkpoint()
             return mlp(x)
 
-        cache = self.model.prefill(self._prefix(reference), dense)
-        self.model.denoise(cache, self.noise, score, self._state(self._padded(reference)))
+        self.rerun(reference, dense, score)
         return score.ranked(shape.masked).cpu()
+
+    @torch.inference_mode()
+    def rerun(self, reference: Reference, prefix_ffn: FFN, expert_ffn: FFN | None) -> torch.Tensor | None:
+        """Make the reference's call again with these FFNs: actions [1, H, A_pad], None without a denoising."""
+        cache = self.model.prefill(self._prefix(reference), prefix_ffn)
+        if expert_ffn is None:
+            return None
+        return self.model.denoise(cache, self.noise, expert_ffn, self._state(self._padded(reference)))
+
+    @torch.inference_mode()
+    def dense(self, embedded: Embedded, checkpoint: Callable[[], None]) -> torch.Tensor:
+        """Repeat a call without references on the reconstruct thread: actions float32 [H, A_pad] on the host.
+
+        embedded: with a prefix of its own. Raises Interrupted from checkpoint.
+        """
+        ffn, guidance = yielding(checkpoint), embedded.inputs.guidance
+        cache = self.model.prefill(embedded.prefix, ffn)
+        return self.model.denoise(cache, self.noise, ffn, self._state(embedded.inputs.state),
+                                  guidance and guidance.to(self.device))[0].float().cpu()
 
     def _call_ffns(self, plan: CallPlan, slot: int | None):
         if slot is None:
@@ -140,3 +159,12 @@ class EagerEngine:
     def _synchronize(self) -> None:
         if self.device.type == 'cuda':
             torch.cuda.current_stream(self.device).synchronize()
+
+
+def yielding(checkpoint: Callable[[], None]) -> Callable[..., torch.Tensor]:
+    """The dense FFN for work that a due call may interrupt before any layer."""
+    def ffn(x: torch.Tensor, mlp, layer: int, step: int = 0) -> torch.Tensor:
+        checkpoint()
+        return mlp(x)
+
+    return ffn

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from rmuscle_core.arena import ReferenceArena
-from rmuscle_core.engine.eager import Embedded
+from rmuscle_core.engine.eager import Embedded, yielding
 from rmuscle_core.engine.faults import free_device_memory
 from rmuscle_core.engine.lane import Checkpoint, Lane, make_lanes
 from rmuscle_core.engine.packed import PackedVLA
@@ -192,14 +192,24 @@ class GraphEngine:
             score = ScoreFFN(shape.groups, shape.action_layers, self.model.config.expert.mlp,
                              self.settings.group_size, self.model.device, ask)
 
-            def dense(x: torch.Tensor, mlp, layer: int, step: int = 0) -> torch.Tensor:
-                ask()
-                return mlp(x)
-
             bucket = self._load_reference(reference)
-            self._expansion.prefill(tokens + bucket, dense)
+            self._expansion.prefill(tokens + bucket, yielding(ask))
             self._denoise(self._expansion, score)
             return score.ranked(shape.masked).cpu()
+
+    @torch.inference_mode()
+    def dense(self, embedded: Embedded, checkpoint: Callable[[], None]) -> torch.Tensor:
+        """Repeat a call without references on the reconstruct thread: actions float32 [H, A_pad] on the host.
+
+        embedded: with a prefix of its own. Nothing is captured for what happens once in many calls.
+        """
+        rows, guidance = embedded.prefix.shape[1], embedded.inputs.guidance
+        with self.spare.running():
+            ffn = yielding(self.spare.paced(checkpoint))
+            self._expansion.load(embedded.inputs.token_ids, embedded.tokens)
+            self._expansion.prefix[:, :rows].copy_(embedded.prefix)
+            self._expansion.prefill(rows, ffn)
+            return self._denoise(self._expansion, ffn, guidance and guidance.to(self.device)).float().cpu()
 
     def _prepare_call(self, rows: int, plan: CallPlan, limit: float | None = None) -> tuple[tuple, tuple]:
         """Capture what is not yet; return the keys of prefill and denoise.
