@@ -1,39 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rmuscle verify``: does this implementation compute what the one that trained the checkpoint computes?
+"""``rmuscle verify``: does a checkpoint compute here what it computes elsewhere, and if not, what differs first?
 
-The reference is an .npz of one batch run through LeRobot, stage by stage. The stored images, token ids and noise are
-fed, so that a difference is the network's and not the preprocessing's. Arrays (C cameras, R padded prefix rows):
-
-    images_preprocessed [C,B,3,S,S]   image_masks [C,B]   token_ids, token_mask [B,P]   noise [B,H,A_pad]
-    prefix_embs [B,R,D]   prefix_pad [B,R]   prefix_k, prefix_v [L,B,1,R,head_dim]
-    prefix_ffn_in, prefix_ffn_out [L,B,R,D]
-    velocities [K,B,H,A_pad]   actions_full [B,H,A_pad]   state_padded [B,S_pad] (pi0 only)
+With a reference, elsewhere is LeRobot, whose outputs for one batch are stored; with a second checkpoint directory, that
+one, on inputs drawn at random. Token ids and noise are fed in both, so that a difference is not the tokenizer's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import torch
 
-from rmuscle_core.errors import CheckpointError
 from rmuscle_core.model import VLA, load_model
-from rmuscle_core.model.config import NUMERICS
+from rmuscle_core.model.config import DTYPES, NUMERICS
+from rmuscle_core.processing.processor import read_recipe
+from rmuscle_core.processing.recipe import Recipe
+from rmuscle_core.reference_outputs import check_fits, dense, read_reference, record
 
-ARRAYS = ('images_preprocessed', 'image_masks', 'token_ids', 'token_mask', 'noise', 'prefix_embs', 'prefix_pad',
-          'prefix_k', 'prefix_v', 'prefix_ffn_in', 'prefix_ffn_out', 'velocities', 'actions_full')
 # Largest absolute difference allowed. In bfloat16 one unit in the last place of a value in [4, 8) is 3.1e-2, and
-# kernels may round differently; what counts, the actions, averages that out.
+# kernels may round differently; what counts, the actions, averages that out. Before the network all is float32.
+PREPROCESSING = ('images', 'normalised state')
 HIDDEN = ('prefix keys', 'prefix values', 'FFN inputs', 'FFN outputs', 'velocities')
-TOLERANCES = {'float32': dict.fromkeys(('embeddings', *HIDDEN, 'actions'), 1e-4),
-              'bfloat16': {'embeddings': 2e-2, **dict.fromkeys(HIDDEN, 5e-2), 'actions': 2e-2},
-              'fast': {**dict.fromkeys(('embeddings', *HIDDEN), 1e-1), 'actions': 2e-2}}
+STAGES = (*PREPROCESSING, 'embeddings', *HIDDEN, 'actions')
+EXACT = dict.fromkeys(PREPROCESSING, 1e-5)
+TOLERANCES = {'float32': dict.fromkeys(STAGES, 1e-4) | EXACT,
+              'bfloat16': dict.fromkeys(STAGES, 5e-2) | {'embeddings': 2e-2, 'actions': 2e-2} | EXACT,
+              'fast': dict.fromkeys(STAGES, 1e-1) | {'actions': 2e-2} | EXACT}
 
 
 @dataclass
@@ -49,95 +45,130 @@ class Stage:
         return self.error <= self.tolerance  # False for NaN
 
 
-def compare(model: VLA, reference: Mapping[str, np.ndarray]) -> list[Stage]:
-    """Run every item of the reference batch alone, as a policy call would, and compare it stage by stage."""
-    config = model.config
-    exact = config.dtype == 'float32' or config.numerics == 'lerobot'
-    stages = {name: Stage(name, limit) for name, limit in TOLERANCES[config.dtype if exact else 'fast'].items()}
-    _check_fits(model, reference)
+@dataclass
+class Comparison:
+    """stages: those that were compared. first: where a limit was first exceeded in the order of computation.
 
-    def note(name: str, ours: torch.Tensor, theirs: np.ndarray) -> None:
-        difference = (ours.float().cpu() - torch.from_numpy(theirs).float()).abs().max()
-        stages[name].error = float(torch.maximum(difference, torch.tensor(stages[name].error)))  # keeps a NaN
+    dimensions: error of each action dimension, in the policy's scale. robot: the same in robot units, if compared.
+    """
 
+    stages: dict[str, Stage] = field(default_factory=dict)
+    first: str = ''
+    dimensions: np.ndarray | None = None
+    robot: np.ndarray | None = None
+
+    @property
+    def passed(self) -> bool:
+        return all(stage.passed for stage in self.stages.values())
+
+
+class _Comparer:
+    """Collects differences of one model as its stages are computed."""
+
+    def __init__(self, model: VLA) -> None:
+        config = model.config
+        exact = config.dtype == 'float32' or config.numerics == 'lerobot'
+        self.limits = TOLERANCES[config.dtype if exact else 'fast']
+        self.found = Comparison()
+
+    def note(self, name: str, ours, theirs, where: str = '') -> None:
+        """Compare two arrays or tensors of one stage."""
+        difference = np.abs(_numpy(ours) - _numpy(theirs)).max(initial=0)
+        stage = self.found.stages.setdefault(name, Stage(name, self.limits[name]))
+        stage.error = float(np.maximum(difference, stage.error))  # keeps a NaN
+        if not self.found.first and not difference <= stage.tolerance:
+            self.found.first = f'{name}{where}'
+
+
+def compare(model: VLA, reference: Mapping[str, np.ndarray], recipe: Recipe | None = None) -> Comparison:
+    """Run every item of the reference batch alone, as a policy call would, and compare it stage by stage.
+
+    recipe: compares the preprocessing too, of a reference that holds raw pictures, states and robot actions.
+    """
+    check_fits(model, reference)
+    comparer = _Comparer(model)
     for item in range(len(reference['noise'])):
-        _compare_item(model, reference, item, note)
-    return list(stages.values())
+        if recipe and 'images_u8' in reference:
+            _compare_inputs(recipe, reference, item, comparer)
+        actions = _compare_network(model, reference, item, comparer)
+        expected = reference['actions_full'][item]
+        found = comparer.found
+        found.dimensions = _worst(found.dimensions, actions[:, :model.config.action_dim], expected)
+        if recipe and 'actions_unnormalized' in reference:
+            robot = recipe.to_robot(actions, reference['raw_state'][item])
+            found.robot = _worst(found.robot, robot, reference['actions_unnormalized'][item])
+    found = comparer.found
+    found.stages = {name: found.stages[name] for name in STAGES if name in found.stages}
+    return found
 
 
-def _check_fits(model: VLA, reference: Mapping[str, np.ndarray]) -> None:
-    config = model.config
-    size, sizes = config.vision.image_size, config.prefix
-    for name, axes in (('images_preprocessed', (3, size, size)), ('noise', (config.chunk_size, config.padded_dim)),
-                       ('prefix_ffn_in', (sizes.width,)), ('prefix_k', (sizes.head_dim,))):
-        if reference[name].shape[-len(axes):] != axes:
-            raise CheckpointError(f'the reference has {name} {reference[name].shape}, but this model makes '
-                                  f'[..., {", ".join(map(str, axes))}]; record it with the same checkpoint')
-    layers, steps = len(reference['prefix_k']), len(reference['velocities'])
-    if (layers, steps) != (sizes.layers, config.steps) or ('state_padded' in reference) != (config.kind == 'pi0'):
-        token = 'a' if 'state_padded' in reference else 'no'
-        raise CheckpointError(f'the reference has {layers} prefix layers, {steps} steps and {token} state token, but '
-                              f'the model is {config.kind} with {sizes.layers} layers and {config.steps} steps; record '
-                              'it with the same checkpoint')
+def _worst(so_far: np.ndarray | None, ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    error = np.abs(ours - theirs[:, :ours.shape[1]]).max(0)
+    return error if so_far is None else np.maximum(so_far, error)
+
+
+def _numpy(values) -> np.ndarray:
+    return values.detach().float().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values, np.float32)
+
+
+def _compare_inputs(recipe: Recipe, reference: Mapping[str, np.ndarray], item: int, comparer: _Comparer) -> None:
+    """From raw pictures and states; the reference's cameras come in checkpoint order, masked views after them."""
+    raw = reference['images_u8'][:, item]
+    pictures = {name: picture.transpose(1, 2, 0) for name, picture in zip(recipe.views.cameras, raw)}
+    images, views = recipe.views.encode(pictures)
+    comparer.note('images', images, reference['images_preprocessed'][:len(views), item])
+    state, _ = recipe.forward(reference['raw_state'][item])
+    comparer.note('normalised state', state, reference['state_normalized'][item])
 
 
 @torch.inference_mode()
-def _compare_item(model: VLA, reference: Mapping[str, np.ndarray], item: int, note) -> None:
+def _compare_network(model: VLA, reference: Mapping[str, np.ndarray], item: int, comparer: _Comparer) -> np.ndarray:
+    """Return our actions [H,A_pad]."""
     def given(name: str) -> torch.Tensor:
         return torch.from_numpy(reference[name]).to(model.prefix_weight.device)
 
-    present = reference['image_masks'][:, item]
-    images = given('images_preprocessed')[:, item][torch.from_numpy(present)]
+    present = torch.from_numpy(reference['image_masks'][:, item])
+    images = given('images_preprocessed')[:, item][present]
     ids = given('token_ids')[item][given('token_mask')[item]]
     prefix = torch.cat((model.embed_images(images).flatten(0, 1), model.embed_prompt(ids)))
     valid = reference['prefix_pad'][item]
-    note('embeddings', prefix, reference['prefix_embs'][item, valid])
+    comparer.note('embeddings', prefix, reference['prefix_embs'][item, valid])
+    layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def ffn(x, mlp, layer: int, step: int):
-        y = mlp(x)
-        note('FFN inputs', x[0], reference['prefix_ffn_in'][layer, item, valid])
-        note('FFN outputs', y[0], reference['prefix_ffn_out'][layer, item, valid])
-        return y
+        layers.append((x[0], mlp(x)[0]))
+        return layers[-1][1][None]
 
     cache = model.prefill(prefix[None], ffn)
     for layer, (k, v) in enumerate(zip(cache.k, cache.v)):
-        note('prefix keys', k[0, 0, :cache.length], reference['prefix_k'][layer, item, 0, valid])
-        note('prefix values', v[0, 0, :cache.length], reference['prefix_v'][layer, item, 0, valid])
-
-    def dense(x, mlp, layer: int, step: int):
-        return mlp(x)
-
-    noise, state = given('noise')[item, None], None
-    if model.config.kind == 'pi0':
-        state = given('state_padded')[item, None]
+        where = f' of layer {layer}'
+        comparer.note('prefix keys', k[0, 0, :cache.length], reference['prefix_k'][layer, item, 0, valid], where)
+        comparer.note('prefix values', v[0, 0, :cache.length], reference['prefix_v'][layer, item, 0, valid], where)
+        if layer < len(layers):  # the last layer's FFN cannot reach the actions
+            for name, key, ours in zip(HIDDEN[2:], ('prefix_ffn_in', 'prefix_ffn_out'), layers[layer]):
+                comparer.note(name, ours, reference[key][layer, item, valid], where)
+    noise = given('noise')[item, None]
+    state = given('state_padded')[item, None] if model.config.kind == 'pi0' else None
     x = noise
     for step in range(model.config.steps):
         velocity = model.velocity(cache, x, step, dense, state)
-        note('velocities', velocity[0], reference['velocities'][step, item])
+        comparer.note('velocities', velocity[0], reference['velocities'][step, item], f' of step {step}')
         x = x - velocity / model.config.steps
-    note('actions', model.denoise(cache, noise, dense, state)[0], reference['actions_full'][item])
-
-
-def read_reference(path: str | Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a reference file; raises CheckpointError naming what it lacks."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f'cannot read the reference {path}: {error}; expected an .npz file with the arrays that '
-                              'rmuscle_core/verify.py lists') from error
-    missing = [name for name in ARRAYS if name not in arrays]
-    if missing:
-        raise CheckpointError(f'the reference {path} lacks {", ".join(missing)}; record it again with every stage')
-    return arrays
+    actions = model.denoise(cache, noise, dense, state)[0]
+    comparer.note('actions', actions, reference['actions_full'][item])
+    return _numpy(actions)
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to rmuscle's parser."""
-    parser = subparsers.add_parser('verify', help='compare this implementation with recorded outputs of another')
-    parser.add_argument('--checkpoint', required=True, help='LeRobot checkpoint directory')
-    parser.add_argument('--reference', required=True, help='.npz with the outputs of LeRobot for the same weights')
+    parser = subparsers.add_parser('verify', help='compare a checkpoint with recorded outputs or with another one')
+    parser.add_argument('--checkpoint', required=True, help='LeRobot or openpi checkpoint directory')
+    other = parser.add_mutually_exclusive_group(required=True)
+    other.add_argument('--reference', help='.npz with the outputs of LeRobot, or of --record, for the same weights')
+    other.add_argument('--against', help='another checkpoint directory, such as the one this was converted from')
+    other.add_argument('--record', help='write the outputs for random inputs to this .npz instead of comparing')
     parser.add_argument('--device', default='cpu')
+    parser.add_argument('--dtype', choices=tuple(DTYPES), help='compute in this type instead of the checkpoint\'s')
     parser.add_argument('--numerics', choices=NUMERICS, default='lerobot', help='how bfloat16 is computed')
     parser.add_argument('--json', action='store_true', help='print one JSON object instead of a table')
     parser.set_defaults(run=run)
@@ -145,17 +176,49 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the largest error of each stage; 0 when all are within tolerance, 1 when not."""
-    reference = read_reference(options.reference)
-    model = load_model(options.checkpoint, options.device, numerics=options.numerics)
-    stages = compare(model, reference)
-    passed = all(stage.passed for stage in stages)
-    if options.json:
-        config = model.config
-        print(json.dumps({'passed': passed, 'kind': config.kind, 'dtype': config.dtype, 'numerics': config.numerics,
-                          'stages': [asdict(stage) | {'passed': stage.passed} for stage in stages]}))
-        return 0 if passed else 1
-    for stage in stages:
-        print(f'{"ok  " if stage.passed else "FAIL"} {stage.name:<14} {stage.error:.1e}  (limit {stage.tolerance:.0e})')
-    print(f'{model.config.kind} in {model.config.dtype}: '
-          + ('equal within the limits' if passed else 'differs; the first FAIL is where to look'))
-    return 0 if passed else 1
+    if options.record:
+        model, recipe = _load(options.checkpoint, options)
+        np.savez(options.record, **record(model, recipe))
+        print(f'wrote {options.record}; compare with: rmuscle verify --checkpoint DIR --reference {options.record}')
+        return 0
+    other: dict[str, str] = {}
+    if options.against:
+        model, recipe = _load(options.against, options)
+        reference, other = record(model, recipe), recipe.report()
+        del model  # two of full size need not fit
+    else:
+        reference = read_reference(options.reference)
+    model, recipe = _load(options.checkpoint, options)
+    report = recipe.report()
+    rules = [f'{name}: {report.get(name)} here, {other.get(name)} there' for name in {**report, **other}
+             if other and report.get(name) != other.get(name)]
+    found = compare(model, reference, recipe)
+    (_print_json if options.json else _print_table)(model, found, rules)
+    return 0 if found.passed and not rules else 1
+
+
+def _load(directory: str, options: argparse.Namespace) -> tuple[VLA, Recipe]:
+    model = load_model(directory, options.device, options.dtype, options.numerics)
+    return model, read_recipe(directory, model.config)
+
+
+def _print_json(model: VLA, found: Comparison, rules: list[str]) -> None:
+    config = model.config
+    stages = [asdict(stage) | {'passed': stage.passed} for stage in found.stages.values()]
+    robot = None if found.robot is None else found.robot.tolist()
+    print(json.dumps({'passed': found.passed and not rules, 'first': found.first, 'kind': config.kind,
+                      'dtype': config.dtype, 'numerics': config.numerics, 'stages': stages,
+                      'preprocessing': rules, 'action_dimensions': found.dimensions.tolist(), 'robot_units': robot}))
+
+
+def _print_table(model: VLA, found: Comparison, rules: list[str]) -> None:
+    for rule in rules:
+        print(f'FAIL preprocessing differs, {rule}')
+    for stage in found.stages.values():
+        word = 'ok  ' if stage.passed else 'FAIL'
+        print(f'{word} {stage.name:<16} {stage.error:.1e}  (limit {stage.tolerance:.0e})')
+    print(f'per action dimension: {" ".join(f"{error:.0e}" for error in found.dimensions)}')
+    if found.robot is not None:
+        print(f'in robot units:       {" ".join(f"{error:.0e}" for error in found.robot)}')
+    verdict = 'equal within the limits' if found.passed else f'the first difference is in: {found.first}'
+    print(f'{model.config.kind} in {model.config.dtype}: {verdict}')

@@ -28,8 +28,9 @@ def verify(checkpoint: Path, reference: Path, *options: str) -> int:
 def test_equal_checkpoints_pass(name, capsys):
     assert verify(PARITY / name, reference_of(name)) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 8
-    assert all(line.startswith('ok') for line in lines[:7])
+    assert len(lines) == 12
+    assert all(line.startswith('ok') for line in lines[:9])
+    assert len(lines[9].split(':')[1].split()) == len(lines[10].split(':')[1].split()) == 7  # action dimensions
 
 
 def test_fast_numerics_have_limits_of_their_own(capsys):
@@ -47,6 +48,53 @@ def test_one_wrong_weight_shows_in_its_stage_and_after(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert not report['passed']
     assert [stage['name'] for stage in report['stages'] if not stage['passed']] == ['velocities', 'actions']
+    assert report['first'] == 'velocities of step 0'
+
+
+def copy_of(name: str, directory: Path) -> Path:
+    return Path(shutil.copytree(PARITY / name, directory / 'copy'))
+
+
+@pytest.mark.parametrize(('key', 'first'), [
+    ('paligemma_with_expert.paligemma.model.language_model.layers.2.self_attn.k_proj.weight', 'prefix keys of layer 2'),
+    ('paligemma_with_expert.paligemma.model.language_model.layers.1.mlp.down_proj.weight', 'FFN outputs of layer 1'),
+    ('paligemma_with_expert.paligemma.model.multi_modal_projector.linear.weight', 'embeddings')])
+def test_two_checkpoints_are_compared_and_the_first_difference_is_named(tmp_path, capsys, key, first):
+    other = copy_of('tiny_pi05_float32', tmp_path)
+    arguments = ['verify', '--checkpoint', str(PARITY / 'tiny_pi05_float32'), '--against', str(other)]
+    assert main(arguments) == 0
+    tensors = load_file(other / 'model.safetensors')
+    tensors[f'model.{key}'][0] += 0.5
+    save_file(tensors, other / 'model.safetensors')
+    assert main(arguments) == 1
+    assert f'the first difference is in: {first}' in capsys.readouterr().out
+
+
+def test_a_difference_in_one_action_dimension_is_seen_in_that_dimension(tmp_path, capsys):
+    checkpoint = copy_of('tiny_pi05_float32', tmp_path)
+    tensors = load_file(checkpoint / 'model.safetensors')
+    tensors['model.action_out_proj.weight'][3] *= 1.5
+    save_file(tensors, checkpoint / 'model.safetensors')
+    assert verify(checkpoint, reference_of('tiny_pi05_float32'), '--json') == 1
+    errors = json.loads(capsys.readouterr().out)['action_dimensions']
+    assert errors.index(max(errors)) == 3 and sorted(errors)[-2] < errors[3]
+
+
+def test_other_preprocessing_is_a_difference_too(tmp_path, capsys):
+    other = copy_of('tiny_pi05_float32', tmp_path)
+    (other / 'rmuscle.yaml').write_text('compat: lerobot04')
+    assert main(['verify', '--checkpoint', str(PARITY / 'tiny_pi05_float32'), '--against', str(other)]) == 1
+    out = capsys.readouterr().out
+    assert 'bars -1 here' in out and 'bars -3 there' in out and 'the first difference is in: images' in out
+
+
+def test_recorded_outputs_are_a_reference(tmp_path, capsys):
+    for name in ('tiny_pi05_float32', 'tiny_pi0_float32'):
+        recorded = tmp_path / f'{name}.npz'
+        assert main(['verify', '--checkpoint', str(PARITY / name), '--record', str(recorded)]) == 0
+        assert verify(PARITY / name, recorded) == 0
+    assert verify(PARITY / 'tiny_pi05_float32', recorded) == 3  # that of pi0
+    assert 'state token' in capsys.readouterr().err
 
 
 def test_unusable_references_are_refused_in_one_sentence(tmp_path, capsys):

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rmuscle_core.model import VLA, load_model
-from rmuscle_core.verify import compare, read_reference
+from rmuscle_core.reference_outputs import read_reference
+from rmuscle_core.verify import compare
 
 NAMES = ('tiny_pi05_float32', 'tiny_pi0_float32', 'tiny_pi05_bfloat16')
 
@@ -38,10 +39,10 @@ def test_every_stage_equals_lerobot(parity, name):
     # LeRobot ran a third, masked view before the prompt, and the prompt padded; `compare` feeds neither.
     assert reference['image_masks'].tolist() == [[True, True], [True, True], [False, False]]
     assert not reference['token_mask'].all()
-    stages = compare(load_model(parity / name), reference)
-    assert not [stage for stage in stages if not stage.passed]
+    found = compare(load_model(parity / name), reference)
+    assert found.passed and found.first == ''
     if 'float32' in name:
-        assert max(stage.error for stage in stages) < 2e-5
+        assert max(stage.error for stage in found.stages.values()) < 2e-5
 
 
 @pytest.mark.parametrize('name', NAMES[:2])
@@ -79,7 +80,7 @@ def test_last_prefix_ffn_cannot_reach_the_actions(parity, checkpoint):
     dead = [key for key in tensors if 'language_model.layers.3.' in key and ('mlp' in key or '.o_proj' in key)]
     assert len(dead) == 4
     save_file({key: tensor * 0 + 7 if key in dead else tensor for key, tensor in tensors.items()}, path)
-    assert all(stage.passed for stage in compare(load_model(checkpoint), reference_of(parity / 'tiny_pi05_float32')))
+    assert compare(load_model(checkpoint), reference_of(parity / 'tiny_pi05_float32')).passed
     layers = []
     model = load_model(checkpoint)
     model.prefill(torch.zeros(1, 4, 80), lambda x, mlp, layer, step: layers.append(layer) or mlp(x))
