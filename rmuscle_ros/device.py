@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from diagnostic_msgs.msg import DiagnosticStatus
 
-from rmuscle_core.doctor.sensors import HOT_C, Sensors
 from rmuscle_ros.diagnostics import OK, WARN, entry
 
 
@@ -19,9 +17,12 @@ class DeviceDiagnostics:
     """
 
     def __init__(self, policy: Any):
+        import torch  # not before there is a policy: it takes seconds, and a node should answer at once
+
+        from rmuscle_core.doctor.sensors import HOT_C, Sensors
         self._engine = getattr(policy, 'engine', None)
         self._sensors = Sensors(getattr(self._engine, 'device', torch.device('cpu')))
-        self.name = self._sensors.name
+        self.name, self._hot_c = self._sensors.name, HOT_C
         self.activated()
 
     def activated(self) -> None:
@@ -41,6 +42,6 @@ class DeviceDiagnostics:
                                     'change, ~/reset_episode prepares for the present ones')
         if values.get('slowed'):
             level, message = WARN, 'its clock is lowered for heat or power'
-        if values.get('temperature_c', 0) > HOT_C:
+        if values.get('temperature_c', 0) > self._hot_c:
             level, message = WARN, f'{values["temperature_c"]:.0f} degrees Celsius'
         return entry('device', level, message, {**values, 'captures_after_activation': late}, self.name)

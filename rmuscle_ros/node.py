@@ -80,6 +80,8 @@ class PolicyNode(RetryableLifecycleNode):
         self.get_logger().info(f'parameters: {self._params.changed_from_default()}')
         required(options)
         self._params.declare_topics()
+        if unknown := self._params.unknown():
+            self.get_logger().warning(f'not parameters of this node, so ignored: {", ".join(unknown)}')
         contract = check_contract(self._load_config(options.checkpoint), options)
         check_topics({camera: self._params.topic(camera) for camera in contract.cameras})
         try:

@@ -12,7 +12,9 @@ from concurrent.futures import Future as Work
 from typing import Any
 
 import rclpy
+from rclpy.exceptions import NameValidationException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
+from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.signals import SignalHandlerOptions
 from rclpy.task import Future
 
@@ -20,6 +22,7 @@ from rmuscle_core.errors import RMuscleError
 
 EXIT_S = 4.0  # supervisors lose patience after 5
 BOUNDED_THREADS = ('inference', 'reconstruct')  # joined with a time limit, so they may still be there
+BAD_ARGUMENTS = (rclpy_implementation.RCLError, rclpy_implementation.UnknownROSArgsError, NameValidationException)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -27,7 +30,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
-    """Spin a node until SIGINT or SIGTERM; exit code 0, 1 after a fatal device error, 2 for a bad parameter.
+    """Spin a node until SIGINT or SIGTERM; exit code 0, 1 after a fatal device error, 2 for bad arguments.
 
     The node closes before ROS shuts down, so that a last message (hold) still goes out; hence our own signal handling.
     Closing takes EXIT_S at most, then the process ends as it is.
@@ -44,11 +47,12 @@ def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
         if node is None or getattr(node, 'in_transition', False):
             raise Interrupted
 
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
-    node, executor, code = None, SingleThreadedExecutor(), 1
+    node, executor, code = None, None, 1
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, interrupt)
+        rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+        executor = SingleThreadedExecutor()
         node = make_node()
         executor.add_node(node)
         while rclpy.ok() and not node.fatal and not signalled:
@@ -61,6 +65,9 @@ def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
             code = 0
         elif isinstance(error, RMuscleError):
             print(error, file=sys.stderr)
+            code = 2
+        elif node is None and isinstance(error, BAD_ARGUMENTS):
+            print('the arguments after --ros-args cannot be used:', *str(error).split(), file=sys.stderr)
             code = 2
         else:
             raise
