@@ -129,20 +129,20 @@ def observe(buffer: ObservationBuffer, messages: Iterable[tuple[str, Any, int]],
     messages: (topic, message, stamp in ns) in the order of their stamps.
     """
     observations: list[Observation] = []
-    why, not_before_ns = 'it has no messages on these topics', 0
+    refused, missing, not_before_ns = '', 'it has no messages on these topics', 0
     for topic, message, stamp_ns in messages:
         try:
             buffer.add(topic, message, stamp_ns)
             snapshot = buffer.take(prompt, stamp_ns, not_before_ns)
         except ObservationError as error:  # as live, one bad message is passed over
-            why = str(error)
+            refused = str(error)
             continue
         if snapshot:
             observations.append(snapshot.observation)
             not_before_ns = snapshot.stamp_ns + between_ns
         elif not observations:
-            why = buffer.problem(stamp_ns)
-    return observations, why
+            missing = buffer.problem(stamp_ns)
+    return observations, refused or missing
 
 
 def _fail(error: RMuscleError) -> RecordedEpisode:
