@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, fields, replace
 from typing import Any
 
-from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, ParameterType, SetParametersResult
 from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValueException
 from rclpy.node import Node
 from rclpy.parameter import Parameter
@@ -151,6 +151,9 @@ class NodeParameters:
             value = list(value) if isinstance(value, tuple) else value
             node.declare_parameter(name, value, descriptor(row), ignore_override=True)
         self.declare_topics()
+        node.set_descriptor('use_sim_time', ParameterDescriptor(
+            type=ParameterType.PARAMETER_BOOL, description='take the time from /clock',
+            additional_constraints='takes effect: at once'))
         node.add_pre_set_parameters_callback(self._complete)
         node.add_on_set_parameters_callback(self._validate)
         node.add_post_set_parameters_callback(self._apply)

@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import fields
+
 import pytest
-from rcl_interfaces.srv import DescribeParameters
+import yaml
+from rcl_interfaces.srv import DescribeParameters, GetParameters, ListParameters, SetParameters
+from rclpy.parameter import Parameter, parameter_value_to_python
 
 from rmuscle_core.errors import SettingsError
 from rmuscle_core.settings import PROFILES, rows
@@ -32,23 +37,42 @@ def own_names():
 
 
 def test_every_parameter_is_described(bench):
-    names = [*own_names(), 'image_topics.base']
+    assert bench.change('configure')
+    names = bench.call(ListParameters, 'policy_node/list_parameters', ListParameters.Request()).result.names
+    assert {*own_names(), 'image_topics.base', 'use_sim_time'} < set(names)
     request = DescribeParameters.Request(names=names)
     described = bench.call(DescribeParameters, 'policy_node/describe_parameters', request)
     for one in described.descriptors:
-        assert one.description and 'takes effect: ' in one.additional_constraints, one.name
+        assert one.description, one.name
+        if one.name not in (*own_names(), 'use_sim_time') and not one.name.startswith('image_topics.'):
+            assert one.read_only, one.name  # declared by rclpy: qos_overrides and the like
+            continue
+        assert 'takes effect: ' in one.additional_constraints, one.name
         if one.type in (2, 3):  # integer, double
             assert len(one.integer_range) + len(one.floating_point_range) == 1, one.name
 
 
-def test_every_double_may_be_written_as_an_integer(node_with):
-    doubles = {'token_ratio': 1, 'neuron_ratio': 0, 'control_rate_hz': 30, 'blend_s': 0, 'max_age_s': 1,
-               'joint_scale': [1, 2]}
+def whole(row):
+    """An integer that the row of a double allows; a list of one for a list of doubles."""
+    if isinstance(row.default, tuple):
+        return [1]
+    return next(v for v in range(1001) if row.metadata['low'] <= v <= row.metadata['high'])
+
+
+def test_v27_every_double_may_be_written_as_an_integer(node_with):
+    tables = [*rows(), *fields(NodeSettings)]
+    doubles = {row.name: whole(row) for row in tables if isinstance(row.default, float) or (
+        isinstance(row.default, tuple) and isinstance(row.default[0], float))}
+    assert {'token_ratio', 'control_rate_hz', 'joint_scale'} < set(doubles)
     node = node_with(*(f'{name}:={value}' for name, value in doubles.items()))
-    for name, value in doubles.items():
-        found = node.get_parameter(name).value
-        assert list(found) == value and type(found[0]) is float if isinstance(value, list) else \
-            (found == value and type(found) is float), name
+    for again in (False, True):  # at start, and set
+        for name, value in doubles.items():
+            if again:
+                result = node.set_parameters([Parameter(name, value=value)])[0]
+                assert result.successful, (name, result.reason)
+            found = node.get_parameter(name).value
+            found, value = (found, value) if isinstance(value, list) else ([found], [value])
+            assert list(found) == value and type(found[0]) is float, name
 
 
 @pytest.mark.parametrize(('argument', 'words'), [
@@ -57,7 +81,7 @@ def test_every_double_may_be_written_as_an_integer(node_with):
     ('slots:=2.5', ['slots', 'integer']), ('mode:=quick', ['mode', 'dense']), ('prompt:=3', ['prompt', 'string']),
     ('joint_names:=7', ['joint_names', 'list']), ('joint_lower:=[.nan]', ['joint_lower']),
     ('send_velocities:=1', ['send_velocities', 'boolean']), ('profile:=[a]', ['profile'])])
-def test_bad_value_at_start_is_one_sentence(node_with, argument, words):
+def test_v27_bad_value_at_start_is_one_sentence(node_with, argument, words):
     with pytest.raises(SettingsError) as refused:
         node_with(argument)
     assert all(word in str(refused.value) for word in words), refused.value
@@ -112,3 +136,90 @@ def test_structural_parameters_are_fixed_while_configured(bench):
         assert not result.successful and name in result.reason and 'configure' in result.reason
     assert bench.change('deactivate') and bench.change('cleanup')
     assert all(result.successful for result in bench.set(**structural))
+
+
+def dump(bench):
+    """The text that ``ros2 param dump`` prints: every parameter below the node's name, split at the dots."""
+    names = sorted(bench.call(ListParameters, 'policy_node/list_parameters', ListParameters.Request()).result.names)
+    values = bench.call(GetParameters, 'policy_node/get_parameters', GetParameters.Request(names=names)).values
+    tree = {}
+    for name, value in zip(names, values):
+        *folders, leaf = name.split('.')
+        place = tree
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        value = parameter_value_to_python(value)
+        place[leaf] = value.tolist() if hasattr(value, 'tolist') else value
+    return yaml.dump({bench.node.get_fully_qualified_name(): {'ros__parameters': tree}}, default_flow_style=False)
+
+
+@pytest.mark.parametrize('changes', [
+    {}, {'profile': 'fast', 'max_age_s': 1}, {'token_ratio': 0.3},
+    {'prompt': 'put the "red" cube: left, #2 of 3 - it\'s 100% {sure}\n' + 'and then some more ' * 9},
+    {'prompt': '12', 'neuron_ratio': 0, 'joint_lower': [-1e-05] * 7, 'joint_upper': [1e22] * 7},
+    {'image_topics.base': '/front/image_raw/compressed', 'masked_cameras': ['top'], 'mode': 'context'}])
+def test_a_dump_loads_back_to_the_same_state(make_bench, tmp_path, changes):
+    bench = make_bench(**{f'qos_overrides./dumped/{topic}.subscription.depth': 3 for topic in ('base/image_raw',)},
+                       namespace='/dumped')
+    assert all(result.successful for result in bench.set(**changes))
+    assert bench.change('configure'), bench.node.last_error
+    path = tmp_path / 'dump.yaml'
+    path.write_text(dump(bench))
+    loaded = PolicyNode(namespace='/dumped', cli_args=['--ros-args', '--params-file', str(path)])
+    try:
+        assert loaded._params.settings == bench.node._params.settings
+        assert loaded._params.node_settings == bench.node._params.node_settings
+        assert loaded._params.topic('base') == bench.node._params.topic('base')
+        assert all(name.startswith('qos_overrides.') for name in loaded._params.unknown())
+    finally:
+        loaded.close()
+        loaded.destroy_node()
+
+
+def test_a_storm_of_changes_leaves_one_consistent_state(bench):
+    """Requests that contradict each other, while the policy is called: each call sees a whole snapshot."""
+    draw = random.Random(0)
+    choices = [lambda: {'profile': draw.choice([*PROFILES, 'custom', 'none'])}, lambda: {'token_ratio': draw.random()},
+               lambda: {'neuron_ratio': draw.choice([0, 1, 2, 0.5])}, lambda: {'mode': draw.choice(['full', 'quick'])},
+               lambda: {'profile': 'slow', 'token_ratio': 0.9}, lambda: {'slots': 3}, lambda: {'absent': 1}]
+    bench.activate()
+    client = bench.robot.create_client(SetParameters, 'policy_node/set_parameters')
+    bench.until(client.service_is_ready, 'the service')
+    answers = []
+    for _ in range(20):
+        for _ in range(10):
+            values = draw.choice(choices)()
+            request = SetParameters.Request(parameters=[Parameter(n, value=v).to_parameter_msg()
+                                                        for n, v in values.items()])
+            answers.append(client.call_async(request))
+        bench.send()
+        bench.until(lambda: all(a.done() for a in answers), 'answers')
+    bench.until(lambda: (bench.send(), len(bench.policy.used) > 3)[1], 'calls in between')
+    results = [r for a in answers for r in a.result().results]
+    assert {r.successful for r in results} == {True, False} and all(r.successful or r.reason for r in results)
+    for used in [*bench.policy.used, bench.node._params.settings]:
+        ratios = (used.token_ratio, used.neuron_ratio)
+        assert PROFILES.get(used.profile, ratios) == ratios and used.mode == 'full' and used.slots == 12
+    names = ('profile', 'token_ratio', 'neuron_ratio', 'mode', 'slots')
+    assert [parameter_value_to_python(v) for v in bench.get(*names)] == [
+        getattr(bench.node._params.settings, name) for name in names]
+
+
+def test_v26_a_file_for_another_name_is_ignored_and_configure_says_so(make_bench, tmp_path, ros_context):
+    path = tmp_path / 'params.yaml'
+    path.write_text('other_node:\n  ros__parameters:\n    checkpoint: here\n')
+    node = PolicyNode(namespace='/cell_a', cli_args=['--ros-args', '--params-file', str(path)])
+    try:
+        node.trigger_configure()
+        assert node.state_label == 'unconfigured'
+        assert all(name in node.last_error for name in ('checkpoint', 'joint_names', 'cameras', '/**'))
+    finally:
+        node.close()
+        node.destroy_node()
+
+
+def test_v26_a_misspelled_name_is_told(make_bench, capfd):
+    bench = make_bench(max_agee_s=3.0, **{'image_topics.front': '/front'})
+    assert bench.change('configure')
+    said = capfd.readouterr().err
+    assert 'ignored: max_agee_s, image_topics.front' in said or 'ignored: image_topics.front, max_agee_s' in said
