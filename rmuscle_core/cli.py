@@ -22,6 +22,8 @@ COMMANDS = {
     'doctor': ('rmuscle_core.doctor.commands', 'what keeps a policy from running here, and how to put it right'),
     'serve': ('rmuscle_core.serve.commands', 'answer openpi clients over a websocket'),
     'eval': ('rmuscle_core.evaluation.commands', 'closed-loop success of settings, other methods and controls'),
+    'characterize': ('rmuscle_core.evaluation.characterize_commands',
+                     'what repeated executions have in common inside the model'),
     'workcell': ('rmuscle_core.workcell.commands', 'simulated two-arm work cell: demonstrations, training, evaluation'),
 }
 EXTRAS = {'triton': 'gpu', 'rosbags': 'bags', 'pyarrow': 'lerobot', 'av': 'lerobot', 'websockets': 'serve',

@@ -146,12 +146,9 @@ class ReferenceChunks(DenoiseEngine):
     def _slots(self) -> list[torch.Tensor]:
         return [self.chunks]
 
-    @torch.inference_mode()
     def _compute(self, reference: Reference, slot: int, neurons: torch.Tensor, plan: CallPlan,
                  checkpoint: Callable[[], None]) -> None:
-        cache = self.model.prefill(self._prefix(reference), DenseFFN())
-        state = self._state(self._padded(reference))
-        self.chunks[slot] = self.model.denoise(cache, self.noise, DenseFFN(), state)[0]
+        self.chunks[slot] = self.rerun(reference, DenseFFN(), DenseFFN())[0]
 
     def _dense(self, embedded: Embedded) -> torch.Tensor:
         state = self._state(embedded.inputs.state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import torch
 
 from rmuscle_core.errors import RMuscleError
 from rmuscle_core.evaluation.rows import Row
+from rmuscle_core.ffn import DenseFFN
 from rmuscle_core.library import Reference
 from rmuscle_core.library.recording import RecordedEpisode, open_recording, write_recording
 from rmuscle_core.policy import MusclePolicy, task_of
@@ -110,11 +111,7 @@ def rank_by_change(policy: MusclePolicy, episodes: Sequence[Sequence[Reference]]
 
 
 def _contributions(policy: MusclePolicy, reference: Reference) -> torch.Tensor:
-    engine, config = policy.engine, policy.config
-    keep = _ActivationFFN()
-    ids = torch.as_tensor(reference.token_ids, dtype=torch.int64)
-    prefix = torch.cat([reference.prefix.to(engine.dtype), engine.model.embed_prompt(ids).to(engine.dtype)])[None]
-    dense: Callable = lambda x, mlp, layer, step=0: mlp(x)  # noqa: E731
-    engine.model.denoise(engine.model.prefill(prefix, dense), engine.noise, keep)
+    keep, config = _ActivationFFN(), policy.config
+    policy.engine.rerun(reference, DenseFFN(), keep)
     return torch.stack([torch.stack([keep.steps[step, layer] for layer in range(config.expert.layers)])
                         for step in range(config.steps)])
