@@ -9,7 +9,6 @@ import numpy as np
 
 from rmuscle_core.guard.trajectory import ChunkRefused, Trajectory, check_trajectory, step_times
 
-
 ROUNDING = 1e-9  # a value closer to a limit than this is at it
 
 

@@ -27,7 +27,7 @@ def unit_problem(state: np.ndarray, statistics: Normalizer, names: Sequence[str]
     turning = (np.maximum(np.abs(low), np.abs(high)) > 2 * TURN) & ~declared
     if 2 * np.count_nonzero(turning) >= len(state) and (np.abs(state[turning]) <= TURN).all():
         i = int(np.flatnonzero(turning)[0])
-        return (f'the checkpoint looks like degrees: joint {names[i]} was trained on {low[i]:.4g} to {high[i]:.4g}, and '
+        return (f'the checkpoint looks like degrees: joint {names[i]} was trained on {low[i]:.4g} to {high[i]:.4g}, '
                 f'the robot reports {state[i]:.4g}; set joint_units to deg, or to same if joint_states are in degrees')
     span = high - low
     questioned = ~declared & ~np.isin(np.arange(len(state)), statistics.narrow())
@@ -36,5 +36,6 @@ def unit_problem(state: np.ndarray, statistics: Normalizer, names: Sequence[str]
         return ''
     i = int(far[0])
     looks = 'looks like degrees' if abs(state[i]) > 2 * TURN else 'looks like another unit or another joint'
-    return (f'joint {names[i]} {looks}: the robot reports {state[i]:.4g}, the checkpoint was trained on {low[i]:.4g} to '
-            f'{high[i]:.4g}; correct joint_units, joint_scale or the order of joint_names (joint_units same skips this)')
+    return (f'joint {names[i]} {looks}: the robot reports {state[i]:.4g}, the checkpoint was trained on {low[i]:.4g} '
+            f'to {high[i]:.4g}; correct joint_units, joint_scale or the order of joint_names, or set joint_units to '
+            'same to say that this is right')

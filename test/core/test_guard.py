@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
 from types import SimpleNamespace
 
 import numpy as np

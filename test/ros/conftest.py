@@ -251,3 +251,15 @@ def make_bench(ros_context):
 @pytest.fixture
 def bench(make_bench):
     return make_bench()
+
+
+@pytest.fixture
+def sim(make_bench):
+    """Factory of an active bench in simulated time, at 100 s unless told otherwise."""
+    def make(policy=None, start=100_000_000_000, **parameters):
+        bench = make_bench(policy, use_sim_time=True, **parameters)
+        bench.activate()
+        if start:
+            bench.send_time(start)
+        return bench
+    return make
