@@ -76,7 +76,8 @@ def set_aside(path: Path) -> Path:
 def remove_unfinished(folder: Path) -> list[Path]:
     """Remove what a killed writer left, and usage marks of episodes that are gone; only for who holds the lock."""
     removed = []
-    for stale in [*folder.glob(f'.*{TEMPORARY}'), *folder.glob(f'*/.*{EPISODE}{TEMPORARY}')]:
+    for stale in [*folder.glob(f'.library.json{TEMPORARY}'), *folder.glob(f'..index.npz{TEMPORARY}'),
+                  *folder.glob(f'*/.*{EPISODE}{TEMPORARY}')]:
         stale.unlink(missing_ok=True)
         removed.append(stale)
     for mark in folder.glob(f'*/.*{USED}'):

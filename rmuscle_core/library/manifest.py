@@ -16,6 +16,10 @@ FORMAT, VERSION = 'rmuscle-library', 1
 _MAX_BYTES = 1 << 20
 
 
+class OtherVersion(LibraryError):
+    """The library is whole, but of a format that this version does not know."""
+
+
 def present(folder: Path) -> bool:
     """Whether there is a library; raises LibraryError when that cannot be seen."""
     try:
@@ -47,7 +51,7 @@ def read(folder: Path) -> dict[str, str]:
         raise LibraryError(f'{path} cannot be read ({type(error).__name__}: {error}); point to the folder that rmuscle '
                            'library build wrote, or try rmuscle library verify --repair') from error
     if (kind, version) != (FORMAT, VERSION):
-        raise LibraryError(f'{folder} is {str(kind)[:40]} version {str(version)[:40]}, expected {FORMAT} version '
+        raise OtherVersion(f'{folder} is {str(kind)[:40]} version {str(version)[:40]}, expected {FORMAT} version '
                            f'{VERSION}; build it again or use the rMuscle version that wrote it')
     texts = isinstance(fingerprint, dict) and all(isinstance(value, str) for value in fingerprint.values())
     if not texts or not fingerprint.get('weights'):

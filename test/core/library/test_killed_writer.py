@@ -1,48 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A writer killed at any moment leaves whole episodes only, and the next writer cleans up."""
+"""V29: a writer killed at any moment leaves whole episodes only, and what it did not finish is cleaned up.
 
+The long run is ``bench/kill_writers.py``; this is the same at 20 seeded moments.
+"""
+
+import importlib
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rmuscle_core.library import EpisodeLibrary
-from rmuscle_core.library.episode import verify_episode
 
-WRITER = """
-import sys
-sys.path.insert(0, sys.argv[2])
-import conftest
-from rmuscle_core.library import EpisodeLibrary
-library = EpisodeLibrary.open(sys.argv[1], conftest.FINGERPRINT)
-tell = lambda stage: print(stage, flush=True)
-for number in range(100):
-    tell('begin')
-    library.add_episode('stack', conftest.references(6, seed=number), True, f'e{number:03d}', on_stage=tell)
-"""
-STAGES = ['begin', *(f'call {i}' for i in range(6)), 'closed', 'verified', 'visible']
+BENCH = Path(__file__).parents[3] / 'bench'
 
 
-@pytest.mark.parametrize('seed', range(6))
-def test_killed_while_writing(tmp_path, shelf, seed):
+@pytest.fixture(scope='module')
+def kills():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCH)
+        module = importlib.import_module('kill_writers')
+        yield module, module.warm_server()
+
+
+@pytest.mark.parametrize('seed', range(20))
+def test_v29_killed_while_recording(tmp_path, kills, seed):
+    module, context = kills
     path = tmp_path / 'library'
-    EpisodeLibrary.create(path, shelf.fingerprint)
+    kept = EpisodeLibrary.create(path, module.FINGERPRINT).add_episode('stack', module.recording(7), True, 'kept')
+    before = kept.read_bytes()
     # the writer goes on while it is killed, so the moment is near a stage and not only at it
-    last = random.Random(seed).randrange(len(STAGES), 3 * len(STAGES))
-    writer = subprocess.Popen([sys.executable, '-c', WRITER, str(path), str(Path(__file__).parent)],
-                              stdout=subprocess.PIPE, text=True)
-    told = [writer.stdout.readline().strip() for _ in range(last + 1)]
-    writer.kill()
-    told += writer.stdout.read().split('\n')
-    writer.wait()
-    visible, begun = told.count('visible'), told.count('begin')
-    library = EpisodeLibrary.open(path, shelf.fingerprint)
-    assert library.problems == [] and visible <= len(library.episodes) <= begun
-    for number, episode in enumerate(library.episodes):
-        assert len(verify_episode(episode.path).calls) == 6
-        for call, reference in enumerate(shelf.references(6, seed=number)):
-            assert shelf.same(library.load(episode.id(call)), reference)
-    library.add_episode('stack', shelf.references(), True, 'after')
-    assert list(path.glob('*/.*')) == []
+    stages = random.Random(seed).randrange(1, 3 * len(module.STAGES))
+    outcome = module.kill_once(context, path, 'killed', stages)
+    assert outcome.good, outcome
+    assert kept.read_bytes() == before
+    EpisodeLibrary.open(path).add_episode('stack', module.recording(8), True, 'after')
+
+
+def test_v29_the_check_would_notice_a_lost_or_a_broken_episode(tmp_path, kills):
+    module, _ = kills
+    assert not module.Outcome('visible', done=2, begun=2, kept=1, unfinished=0, problems=[]).good
+    library = EpisodeLibrary.create(tmp_path / 'library', module.FINGERPRINT)
+    path = library.add_episode('stack', module.recording(0), True, 'one')
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    assert len(module._damage(library)) == 1
