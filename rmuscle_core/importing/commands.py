@@ -13,6 +13,7 @@ from rmuscle_core.errors import SettingsError
 from rmuscle_core.importing.build import BuildReport, build_library
 from rmuscle_core.importing.episodes import Wanted
 from rmuscle_core.importing.sources import SourceOptions, open_source
+from rmuscle_core.options import pairs
 from rmuscle_core.settings import WEIGHT_DTYPES, Settings
 
 FINE, SKIPPED = 0, 1
@@ -84,11 +85,3 @@ def print_report(report: BuildReport, library: Path) -> None:
     print(f'{report.added} episodes added to {library}' + (f', {report.present} were there' if report.present else '')
           + (f', {len(report.skipped)} skipped:' if report.skipped else ''))
     print(*(f'  {name}: {reason}' for name, reason in report.skipped), sep='\n', end='\n' if report.skipped else '')
-
-
-def pairs(option: str, texts: list[str]) -> dict[str, str]:
-    """``NAME=VALUE`` texts as a dictionary; SettingsError for anything else."""
-    for text in texts:
-        if not all(text.partition('=')):
-            raise SettingsError(f'{option} {text} must be two names with "=" between them')
-    return {text.partition('=')[0]: text.partition('=')[2] for text in texts}

@@ -10,10 +10,11 @@ import signal
 from pathlib import Path
 
 from rmuscle_core.errors import RMuscleError, SettingsError
+from rmuscle_core.options import add_settings, given_settings, pairs
 from rmuscle_core.policy import MusclePolicy
 from rmuscle_core.serve.request import RequestMap
 from rmuscle_core.serve.server import PolicyServer
-from rmuscle_core.settings import Settings, rows
+from rmuscle_core.settings import Settings
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -39,20 +40,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         'only until the time between its calls is measured (default: 25)')
     parser.add_argument('--execute-steps', type=int, help="actions of a chunk that the client executes before its next "
                         "call (default: the checkpoint's)")
-    group = parser.add_argument_group('settings', 'as in docs/parameters.md')
-    for row in rows():
-        group.add_argument(f'--{row.name.replace("_", "-")}', type=type(row.default), help=row.metadata['description'],
-                           metavar='|'.join(row.metadata['choices']) or type(row.default).__name__)
+    add_settings(parser)
     parser.set_defaults(run=run_serve)
 
 
 def run_serve(args: argparse.Namespace) -> int:
     """Load, warm up, and serve until SIGINT or SIGTERM."""
     logging.basicConfig(level=logging.INFO, format='%(levelname)s %(name)s: %(message)s')
-    given = {row.name: getattr(args, row.name) for row in rows() if getattr(args, row.name) is not None}
-    policy = open_policy(args, Settings().with_values(**given))
+    policy = open_policy(args, Settings().with_values(**given_settings(args)))
     try:
-        requests = RequestMap.build(policy.cameras, dict(map(_pair, args.camera)), args.state_key, args.prompt)
+        requests = RequestMap.build(policy.cameras, pairs('--camera', args.camera), args.state_key, args.prompt)
         policy.warm_up(args.prompt)
         asyncio.run(_serve(policy, requests, args))
     finally:
@@ -89,10 +86,3 @@ async def _serve(policy: MusclePolicy, requests: RequestMap, args: argparse.Name
     except OSError as error:
         raise RMuscleError(f'cannot listen on {args.host} port {args.port} ({error.strerror or error}); end the '
                            'program that does, or choose another --port') from error
-
-
-def _pair(text: str) -> tuple[str, str]:
-    camera, equals, key = text.partition('=')
-    if not (camera and equals and key):
-        raise SettingsError(f'--camera {text} must be CAMERA=KEY, as in --camera base=observation/image')
-    return camera, key

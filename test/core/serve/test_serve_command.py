@@ -37,7 +37,7 @@ def test_serve_until_a_signal(tiny_checkpoint, number):
 
 
 @pytest.mark.parametrize(('options', 'sentence'), [
-    (['--camera', 'base'], 'must be CAMERA=KEY'), (['--camera', 'ceiling=x'], "camera 'ceiling' is not one"),
+    (['--camera', 'base'], 'must be two names'), (['--camera', 'ceiling=x'], "camera 'ceiling' is not one"),
     (['--masked-camera', 'ceiling'], 'not a camera of the checkpoint'), (['--execute-steps', '9'], 'expected 1 to 8'),
     (['--control-rate-hz', '0'], 'above 0'), (['--window', '99'], 'window must lie in')])
 def test_options_that_do_not_fit_are_refused(tiny_checkpoint, capsys, options, sentence):
