@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import sys
 import threading
 
 import pytest
 
-from rmuscle_core.errors import LibraryError
+from rmuscle_core.errors import DeviceError, LibraryError
 from rmuscle_core.library import ReferenceId
-from rmuscle_core.reconstruct import Reconstructor
+from rmuscle_core.reconstruct import FAILURES, WITHIN_S, Reconstructor
 
 IDS = [ReferenceId('task', 'episode', i) for i in range(5)]
 WAIT_S = 20  # an upper bound, never waited for when the code is right
@@ -172,3 +173,120 @@ def test_what_close_leaves_undone_says_so(start):
     for future in (*futures, reconstructor.submit(job)):  # under way, waiting, and too late
         with pytest.raises(LibraryError, match='closed'):
             future.result(WAIT_S)
+
+
+def test_spare_work_is_done_once_after_what_is_wanted(start):
+    done = []
+    reconstructor = start(expand_all(done))
+    reconstructor.open_interval(IDS, 1.0, budget=2, spare=lambda checkpoint: done.append('spare'))
+    assert reconstructor.wait_idle(WAIT_S)
+    assert done == [*IDS[:2], 'spare'] and reconstructor.expanded == 2
+
+
+def test_a_due_call_stops_spare_work_and_time_that_is_up_leaves_it_undone(start):
+    clock, begun, go, done = Clock(), threading.Event(), threading.Event(), []
+
+    def spare(checkpoint):
+        begun.set()
+        assert go.wait(WAIT_S)
+        checkpoint()
+        done.append('spare')
+
+    reconstructor = start(expand_all([]), clock)
+    reconstructor.open_interval([], 1.0, budget=1, spare=spare)
+    assert begun.wait(WAIT_S)
+    with reconstructor.policy_call():
+        go.set()
+        assert reconstructor.wait_yielded(WAIT_S)
+    assert reconstructor.wait_idle(WAIT_S) and done == [] and reconstructor.interrupted == 1
+    reconstructor.open_interval([], 0.0, budget=1, spare=spare)
+    assert reconstructor.wait_idle(WAIT_S) and done == []
+
+
+def test_a_call_can_wait_until_no_slot_is_being_written(start):
+    layers = Layers()
+    reconstructor = start(layers)
+    reconstructor.open_interval(IDS, 1.0, budget=5)
+    assert layers.entered.acquire(timeout=WAIT_S)
+    with reconstructor.policy_call():
+        assert not reconstructor.wait_yielded(0.0)
+        layers.proceed.release()
+        assert reconstructor.wait_yielded(WAIT_S)
+
+
+def broken(reference, wanted, checkpoint):
+    raise ValueError('broken engine')
+
+
+def test_too_many_failures_in_a_short_time_switch_expansion_off(start):
+    clock, done = Clock(), []
+    reconstructor = start(broken, clock)
+    for _ in range(FAILURES + 1):
+        assert not reconstructor.off
+        reconstructor.open_interval(IDS[:1], 1.0, budget=1)
+        assert reconstructor.wait_idle(WAIT_S)
+        clock.now += WITHIN_S / (FAILURES + 1)
+    assert reconstructor.off and 'configure the node again' in reconstructor.problem
+    reconstructor.open_interval(IDS, 1.0, budget=5, spare=lambda checkpoint: done.append('spare'))
+    assert reconstructor.wait_idle(WAIT_S) and done == []
+    assert reconstructor.submit(lambda checkpoint: 'written').result(WAIT_S) == 'written'
+
+
+def test_as_many_failures_over_a_long_time_do_not(start):
+    clock = Clock()
+    reconstructor = start(broken, clock)
+    for _ in range(3 * FAILURES):
+        reconstructor.open_interval(IDS[:1], 1.0, budget=1)
+        assert reconstructor.wait_idle(WAIT_S)
+        clock.now += WITHIN_S / FAILURES
+    assert not reconstructor.off
+
+
+def test_a_thread_that_broke_down_is_started_again_and_says_so(start):
+    done = []
+
+    def expand(reference, wanted, checkpoint):
+        if reference.call == 0:
+            raise SystemExit('a library called exit')
+        return not done.append(reference)
+
+    reconstructor = start(expand)
+    reconstructor.open_interval(IDS[:3], 1.0, budget=5)
+    assert reconstructor.wait_idle(WAIT_S) and done == IDS[1:3]
+    assert 'a library called exit' in reconstructor.problem and 'started again' in reconstructor.problem
+
+
+def test_a_dead_thread_is_noticed(start, monkeypatch):
+    done = []
+    reconstructor = start(expand_all(done))
+    first = reconstructor._thread
+    with monkeypatch.context() as patch:
+        patch.setattr(reconstructor, '_failed', lambda *_: sys.exit())  # even the account of a failure fails
+        patch.setattr(threading, 'excepthook', lambda _: None)
+        patch.setattr(reconstructor, '_run', lambda: (_ for _ in ()).throw(ValueError('broken')))
+        patch.setattr(reconstructor, '_expand', broken)
+        reconstructor.open_interval(IDS[:1], 1.0, budget=1)
+        first.join(WAIT_S)
+    assert not first.is_alive()
+    reconstructor.open_interval(IDS[:2], 1.0, budget=5)
+    assert reconstructor.wait_idle(WAIT_S) and done == IDS[:2]
+
+
+@pytest.mark.parametrize('job', [False, True])
+def test_a_lost_device_ends_expansion_and_every_later_call(start, job):
+    begun = []
+
+    def fail(*_):
+        begun.append(1)
+        raise RuntimeError('CUDA error: an illegal memory access was encountered')
+
+    reconstructor = start(fail)
+    if job:
+        with pytest.raises(DeviceError):
+            reconstructor.submit(fail).result(WAIT_S)
+    else:
+        reconstructor.open_interval(IDS, 1.0, budget=5)
+    assert reconstructor.wait_idle(WAIT_S) and begun == [1] and 'illegal memory' in reconstructor.problem
+    for _ in range(2):
+        with pytest.raises(DeviceError, match='start the process again'), reconstructor.policy_call():
+            pass

@@ -178,3 +178,37 @@ def test_a_cpu_and_pi0_get_the_eager_engine():
     ({'prefix': TransformerConfig(2050, 18, 16384)}, '2050')])
 def test_what_the_fast_engine_cannot_serve_is_said_with_its_reason(change, word):
     assert word in obstacle(replace(SIZES['pi05'], **change))
+
+
+@pytest.mark.parametrize('kind', [EagerEngine, GraphEngine])
+def test_a_dense_call_is_repeated_on_the_other_lane_while_calls_go_on(kind):
+    engine = kind(small_model(), SETTINGS, 2)
+    embedded = engine.embed(make_inputs(1))
+    expected, _ = engine.act(embedded, CallPlan(), None)
+    kept = replace(embedded, prefix=embedded.prefix.clone())
+
+    def call_in_between() -> None:
+        engine.act(engine.embed(make_inputs(2, length=14)), CallPlan(), None)
+
+    torch.testing.assert_close(engine.dense(kept, call_in_between), expected, atol=1e-5, rtol=1e-4)
+
+    def due() -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        engine.dense(kept, due)
+
+
+@pytest.mark.parametrize('slots', [2, 1, 0])
+def test_an_engine_that_gave_slots_back_goes_on(slots):
+    engine, model = GraphEngine(small_model(), SETTINGS, 2), small_model()
+    expand(engine, make_reference(model, 1), 3)
+    engine.act(engine.embed(make_inputs(1)), FULL, 3)
+    before = engine.arena.nbytes
+    engine.shrink(slots)
+    assert engine.arena.nbytes == before * slots // 4 and engine.calls.keys == engine.spare.keys == []
+    engine.prepare(SETTINGS, 11)
+    if slots:
+        expand(engine, make_reference(model, 1), slots - 1)
+        assert torch.isfinite(engine.act(engine.embed(make_inputs(1)), FULL, slots - 1)[0]).all()
+    assert torch.isfinite(engine.act(engine.embed(make_inputs(1)), CallPlan(), None)[0]).all()
