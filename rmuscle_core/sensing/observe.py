@@ -121,8 +121,9 @@ class ObservationBuffer:
             measured, stamp_ns = self.samples.positions.copy(), int(self.samples.stamps_ns.min())
             cleared = self._cleared
         images = {camera: self._picture(self.streams[camera], frame, cleared) for camera, frame in frames.items()}
-        observation = Observation(images, self.joints.to_policy(measured).astype(np.float32), prompt, stamp_ns / 1e9)
-        return Snapshot(observation, stamp_ns, measured)
+        with np.errstate(over='ignore'):  # a position that float32 cannot hold is refused by the policy, by name
+            state = self.joints.to_policy(measured).astype(np.float32)
+        return Snapshot(Observation(images, state, prompt, stamp_ns / 1e9), stamp_ns, measured)
 
     def ages_s(self, camera: str | None, now_ns: int) -> tuple[float, float]:
         """Seconds since the stamp and since the arrival of a camera's frame, or of the oldest joint (None); infinite
