@@ -10,11 +10,12 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from rmuscle_core.library.library import LibraryIndex
+from rmuscle_core.library.fitting import KEY_WIDTH
+from rmuscle_core.library.index import LibraryIndex
 from rmuscle_core.library.reference import Reference, ReferenceId
 from rmuscle_core.settings import Settings
 
-_KEY_WIDTH, _GRID = 256, 4
+_GRID = 4
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def make_key(prefix_visual: torch.Tensor, views: tuple[str, ...]) -> np.ndarray:
 def _projection(width: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Seeded numbers, equal in every process since keys are stored: [D,C] and +-1 [cells,C]."""
     bits = np.random.PCG64(0)  # numpy guarantees this stream over versions, which it does not for distributions
-    size = min(width, _KEY_WIDTH)
+    size = min(width, KEY_WIDTH)
     uniform = (bits.random_raw((width + _GRID**2) * size) >> 40).astype(np.float32) / 2**23 - 1
     projection, signs = np.split(uniform.reshape(-1, size), [width])
     return torch.from_numpy(projection).to(device), torch.from_numpy(np.sign(signs + 2**-25)).to(device)
