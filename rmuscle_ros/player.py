@@ -8,10 +8,15 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from builtin_interfaces.msg import Duration, Time
 from trajectory_msgs.msg import JointTrajectory
 
 from rmuscle_core.errors import ObservationError
 from rmuscle_core.guard import Trajectory
+
+
+def _nanoseconds(stamp: Time | Duration) -> int:
+    return stamp.sec * 1_000_000_000 + stamp.nanosec
 
 
 class TrajectoryPlayer:
@@ -32,18 +37,14 @@ class TrajectoryPlayer:
             self._running, self._not_before_ns, self._now_ns = None, now_ns, now_ns
 
     def accept(self, message: JointTrajectory) -> None:
-        """Take a trajectory over. Raises ObservationError for joints that are not ours, all of them.
+        """Take a trajectory over. Raises ObservationError for joints that are not ours, all of them, and for points
+        that a trajectory controller refuses.
 
         Simulated time stands still while no trajectory runs, so one that arrives late has missed nothing: it starts
         at its first point.
         """
-        if sorted(message.joint_names) != sorted(self._names) or not message.points:
-            raise ObservationError(f'joint_trajectory: {len(message.points)} points for joints '
-                                   f'{", ".join(message.joint_names)}; expected some for {", ".join(self._names)}')
-        order = [message.joint_names.index(name) for name in self._names]
-        positions = np.array([point.positions for point in message.points])[:, order]
-        times = np.array([p.time_from_start.sec * 1_000_000_000 + p.time_from_start.nanosec for p in message.points])
-        stamp = message.header.stamp.sec * 1_000_000_000 + message.header.stamp.nanosec
+        positions, times = self._points(message)
+        stamp = _nanoseconds(message.header.stamp)
         with self._changed:
             if stamp and stamp < self._not_before_ns:
                 return  # of the episode before
@@ -52,6 +53,22 @@ class TrajectoryPlayer:
                 stamp = self._now_ns + self._period_ns - int(times[0])
             self._running = Trajectory(self._names, stamp, times, positions)
             self._changed.notify()
+
+    def _points(self, message: JointTrajectory) -> tuple[np.ndarray, np.ndarray]:
+        """Positions [n, A] in our order of joints, and times int64 [n]."""
+        if sorted(message.joint_names) != sorted(self._names) or not message.points:
+            raise ObservationError(f'joint_trajectory: {len(message.points)} points for joints '
+                                   f'{", ".join(message.joint_names)}; expected some for {", ".join(self._names)}')
+        if any(len(point.positions) != len(self._names) for point in message.points):
+            raise ObservationError(f'joint_trajectory: a point has not {len(self._names)} positions, one for each '
+                                   'joint; check its publisher')
+        order = [message.joint_names.index(name) for name in self._names]
+        positions = np.array([point.positions for point in message.points])[:, order]
+        times = np.array([_nanoseconds(point.time_from_start) for point in message.points])
+        if not np.isfinite(positions).all() or (np.diff(times) <= 0).any():
+            raise ObservationError('joint_trajectory: positions must be finite and times strictly increasing; check '
+                                   'its publisher')
+        return positions, times
 
     def wait(self, now_ns: int, timeout_s: float) -> bool:
         """Wait until a trajectory has points after now; False after the timeout."""

@@ -23,11 +23,11 @@ from rmuscle_ros.player import TrajectoryPlayer
 PERIOD_NS = 40_000_000
 
 
-def trajectory(stamp_ns, first_ns, rows, names=('a', 'b')):
+def trajectory(stamp_ns, first_ns, rows, names=('a', 'b'), period_ns=PERIOD_NS):
     message = stamp_message(JointTrajectory(joint_names=list(names)), stamp_ns)
     for i, row in enumerate(rows):
         point = JointTrajectoryPoint(positions=[float(v) for v in row])
-        point.time_from_start.sec, point.time_from_start.nanosec = divmod(first_ns + i * PERIOD_NS, 1_000_000_000)
+        point.time_from_start.sec, point.time_from_start.nanosec = divmod(first_ns + i * period_ns, 1_000_000_000)
         message.points.append(point)
     return message
 
@@ -65,6 +65,16 @@ def test_trajectory_of_the_episode_before_is_not_played():
 def test_foreign_joints_are_refused_by_name():
     with pytest.raises(ObservationError, match='elbow'):
         TrajectoryPlayer(('a', 'b'), PERIOD_NS).accept(trajectory(0, PERIOD_NS, [(1, 2)], names=('a', 'elbow')))
+
+
+@pytest.mark.parametrize(('rows', 'period_ns', 'problem'), [
+    ([(1, 2), (3,)], PERIOD_NS, '2 positions'), ([(1, 2), (3, float('nan'))], PERIOD_NS, 'finite'),
+    ([(1, 2), (3, 4)], 0, 'increasing')])
+def test_points_that_a_controller_refuses_are_not_played(rows, period_ns, problem):
+    player = TrajectoryPlayer(('a', 'b'), PERIOD_NS)
+    with pytest.raises(ObservationError, match=problem):
+        player.accept(trajectory(0, PERIOD_NS, rows, period_ns=period_ns))
+    assert not player.wait(0, 0.0)
 
 
 class Reach(EchoPolicy):
