@@ -57,7 +57,8 @@ class InputDiagnostics:
         if misfit:
             return (ERROR if problem else WARN), misfit  # another publisher may feed the topic all the same
         if math.isinf(self._buffer.ages_s(camera, now_ns)[0]):
-            return STALE, problem or f'nothing received on {topic}'
+            foreign = self._topics.foreign(topic)
+            return (ERROR, foreign) if foreign else (STALE, problem)
         return (ERROR, problem) if problem else (OK, 'fresh')
 
     def _ages(self, camera: str | None, now_ns: int) -> dict[str, float]:

@@ -31,6 +31,7 @@ class Topics:
     def __init__(self, node: RetryableLifecycleNode):
         self._node = node
         self._entities: list[tuple[Callable, Any]] = []  # (how to destroy it, entity)
+        self._expected: dict[str, tuple[str, str]] = {}  # topic -> its full name, the type subscribed
         self.incompatible: dict[str, str] = {}
         self.lost: Counter[str] = Counter()
 
@@ -58,9 +59,18 @@ class Topics:
             kind, topic, self._node.guarded(callback), qos, event_callbacks=events,
             qos_overriding_options=QoSOverridingOptions.with_default_policies())
         self._entities.append((self._node.destroy_subscription, subscription))
+        self._expected[topic] = subscription.topic_name, f'{kind.__module__.partition(".")[0]}/msg/{kind.__name__}'
+
+    def foreign(self, topic: str) -> str:
+        """What other type a topic's publishers send, empty if none; the middleware keeps silent about it."""
+        name, expected = self._expected[topic]
+        others = {info.topic_type for info in self._node.get_publishers_info_by_topic(name)} - {expected}
+        return f'a publisher on {topic} sends {", ".join(sorted(others))}, expected {expected}' if others else ''
 
     def close(self) -> None:
         """Destroy them all."""
         for destroy, entity in self._entities:
             destroy(entity)
         self._entities.clear()
+        self._expected.clear()
+        self.incompatible.clear()

@@ -10,8 +10,10 @@ import threading
 import numpy as np
 import pytest
 from conftest import ARM7, EchoPolicy, sentinel, stamp_message
+from rclpy.context import Context
+from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
-from sensor_msgs.msg import Image
+from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 from test_node_calls import DT, T0, S, answered, diagnosis
 
@@ -150,6 +152,24 @@ def test_v06_reliability_mismatch_is_named(make_bench, capfd):
     bench.until(lambda: (bench.send_image('base', bench.now_ns()), bench.node._buffer.streams['base'].frames)[1],
                 'a frame of a publisher that fits')
     assert 'RELIABILITY' in diagnosis(bench, 'camera base', lambda s: s.level == b'\x01').message
+
+
+def test_v06_publisher_of_another_type_is_named(make_bench):
+    """No event tells of it: rclpy has one, Fast DDS never raises it."""
+    bench = make_bench()
+    assert bench.change('configure')
+    context = Context()  # a publisher of another process
+    context.init()
+    camera = Node('camera', namespace=bench.namespace, context=context)
+    try:
+        camera.create_publisher(CompressedImage, 'base/image_raw', 1)
+        for publisher in bench.images.values():
+            bench.robot.destroy_publisher(publisher)
+        found = diagnosis(bench, 'camera base', lambda s: s.level == b'\x02')
+        assert 'base/image_raw sends sensor_msgs/msg/CompressedImage, expected sensor_msgs/msg/Image' in found.message
+    finally:
+        camera.destroy_node()
+        context.try_shutdown()
 
 
 def test_v06_prompt_that_cannot_arrive_is_named(make_bench):
