@@ -26,7 +26,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     for name, text in kinds.items():
         kind.add_argument(f'--{name}', dest='kind', action='store_const', const=name, help=text)
     model = bench.add_mutually_exclusive_group()
-    model.add_argument('--size', choices=tuple(SIZES), default='medium', help='model with random weights (%(default)s)')
+    model.add_argument('--size', '--random-weights', choices=tuple(SIZES), default='medium',
+                       help='model with random weights (%(default)s)')
     model.add_argument('--checkpoint', type=Path, help='LeRobot checkpoint directory instead')
     bench.add_argument('--device', default='cpu', help='cpu, cuda, cuda:1, ... (%(default)s)')
     bench.add_argument('--dtype', choices=tuple(DTYPES), help='float32 on a CPU, bfloat16 elsewhere')

@@ -9,6 +9,7 @@ import torch
 
 from rmuscle_core.errors import SettingsError
 from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig
+from rmuscle_core.model.initialise import initialise
 
 CAMERAS = ('top', 'left_wrist', 'right_wrist')
 PI05 = ModelConfig('pi05', VisionConfig(), TransformerConfig(2048, 18, 16384), TransformerConfig(1024, 18, 4096),
@@ -44,7 +45,14 @@ def sized(name: str, views: int | None = None, chunk: int | None = None, dtype: 
 
 
 def random_model(config: ModelConfig, device: torch.device) -> VLA:
-    """Random weights, the same for every run, made on the device in the compute dtype."""
+    """Random weights, the same for every run, made in place: on the device and once, in the compute dtype."""
     torch.manual_seed(0)
-    with device:
-        return VLA(config).eval()
+    with torch.device('meta'):
+        model = VLA(replace(config, weight_dtype='checkpoint'))
+    model.to_empty(device=device)
+    initialise(model)
+    model.make_tables()
+    if config.weight_dtype == 'fp8':
+        from rmuscle_core.model.quantized import quantize_ffns
+        quantize_ffns(model.requires_grad_(False))
+    return model.eval()

@@ -23,6 +23,9 @@ def initialise(model: nn.Module) -> None:
             nn.init.normal_(module.weight, std=std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim ** -0.5)
     nn.init.normal_(model.vision.positions, std=0.02)

@@ -2,6 +2,8 @@
 """``rmuscle bench`` at sizes that take moments: what it prints and what the JSON holds."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from rmuscle_core.bench import calls, layers, reconstruct, roofline, runs
 from rmuscle_core.bench.sizes import SIZES, TEXT, random_model
 from rmuscle_core.cli import main
+from rmuscle_core.engine import budget
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.library import ReferenceId
@@ -122,3 +125,17 @@ def test_the_graph_engine_is_measured_against_the_eager_one_too(monkeypatch):
     assert isinstance(variants['full.default'].engine, GraphEngine)
     found = calls.compare_calls(list(variants.values()), inputs, rounds=1)
     assert {name for name, ratios in found.speedups.items() if ratios} == {*variants} - {'dense'}
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_made(monkeypatch, capsys):
+    monkeypatch.setattr(budget, 'available_bytes', lambda device: int(5e9))
+    monkeypatch.setattr(runs, 'random_model', lambda *_: pytest.fail('the model was made'))
+    assert main(['bench', '--random-weights', 'pi05', '--dtype', 'bfloat16']) == 3
+    assert re.search(r'need \d+\.\d+ GB, cpu has 5\.00 GB free', capsys.readouterr().err)
+
+
+def test_random_weights_are_made_once_and_completely():
+    for weight_dtype in ('checkpoint', 'fp8'):
+        model = random_model(replace(SIZES['tiny'], weight_dtype=weight_dtype), CPU)
+        assert not model.training and all(torch.isfinite(p.float()).all() for p in model.parameters())
+        assert (model.vision.norm.weight == 1).all() and model.config.weight_dtype == weight_dtype
