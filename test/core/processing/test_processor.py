@@ -99,7 +99,7 @@ def looks(state=None, **changes):
     return Observation(**{'images': pictures, 'state': state, 'prompt': 'stack', **changes})
 
 
-def test_relative_actions_are_anchored_on_the_observed_state(written):
+def test_v16_relative_actions_are_anchored_on_the_observed_state(written):
     processor = Processor.from_checkpoint(written, config())
     still, moved = (processor.decode(np.zeros((3, 32)), looks(np.full(8, s, np.float32))) for s in (0.0, 0.2))
     np.testing.assert_allclose(moved - still, np.tile([0.2] * 6 + [0.0], (3, 1)), atol=1e-6)
@@ -138,7 +138,7 @@ def test_an_observation_that_does_not_fit_is_refused_by_name(written, changes, n
         processor.encode(looks(**changes))
 
 
-def test_a_cut_prompt_is_warned_about_once(written, caplog):
+def test_v22_a_cut_prompt_is_warned_about_once(written, caplog):
     processor = Processor.from_checkpoint(written, config())
     with caplog.at_level(logging.WARNING, 'rmuscle'):
         for _ in range(3):

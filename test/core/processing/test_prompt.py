@@ -49,14 +49,14 @@ def test_bytes_round_trip(task, values):
     assert all(0 <= i < BYTES.vocab for i in ids)
 
 
-def test_a_long_task_is_cut_and_the_state_kept():
+def test_v22_a_long_task_is_cut_and_the_state_kept():
     ids, uncut = prompt_ids('pi05', 'cube ' * 1000, STATE, BYTES, 200)
     assert len(ids) == 200 and uncut > 5000
     text = BYTES.decode(ids)
     assert text.startswith('Task: cube cube') and text.endswith(', State: -1 0 128 255 255;\nAction: ')
 
 
-def test_a_state_that_alone_is_too_long_is_refused():
+def test_v22_a_state_that_alone_is_too_long_is_refused():
     with pytest.raises(ObservationError, match='20'):
         prompt_ids('pi05', 'x', STATE, BYTES, 20)
 
