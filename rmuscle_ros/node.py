@@ -129,15 +129,17 @@ class PolicyNode(RetryableLifecycleNode):
         if self._worker is not None and not self._worker.close(JOIN_S):
             raise RMuscleError(f'a policy call has been running for {self._worker.call_age_s():.1f} s; try again '
                                'when it has returned')
-        if self._policy is not None:
+        had_policy = self._policy is not None
+        if had_policy:
             self._policy.close()
         self._policy = self._worker = self._buffer = self._output = self._inputs = self._health = None
         self._units = self._device = None
         self._topics.close()
-        gc.collect()
-        torch = sys.modules.get('torch')
-        if torch is not None and torch.cuda.is_initialized():
-            torch.cuda.empty_cache()
+        if had_policy:
+            gc.collect()
+            torch = sys.modules.get('torch')
+            if torch is not None and torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
 
     # Wiring ---
 

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future as Work
-from typing import Any
+from typing import Any, NoReturn
 
 import rclpy
 from rclpy.exceptions import NameValidationException
@@ -20,8 +20,7 @@ from rclpy.task import Future
 
 from rmuscle_core.errors import RMuscleError
 
-EXIT_S = 4.0  # supervisors lose patience after 5
-BOUNDED_THREADS = ('inference', 'reconstruct')  # joined with a time limit, so they may still be there
+EXIT_S = 3.0  # supervisors lose patience after 5
 BAD_ARGUMENTS = (rclpy_implementation.RCLError, rclpy_implementation.UnknownROSArgsError, NameValidationException)
 
 
@@ -29,8 +28,8 @@ class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM."""
 
 
-def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
-    """Spin a node until SIGINT or SIGTERM; exit code 0, 1 after a fatal device error, 2 for bad arguments.
+def run(make_node: Callable[[], Any], args: list[str] | None = None) -> NoReturn:
+    """Spin a node until SIGINT or SIGTERM and end the process: 0, 1 after a fatal device error, 2 for bad arguments.
 
     The node closes before ROS shuts down, so that a last message (hold) still goes out; hence our own signal handling.
     Closing takes EXIT_S at most, then the process ends as it is.
@@ -76,9 +75,8 @@ def run(make_node: Callable[[], Any], args: list[str] | None = None) -> int:
         if node is not None:
             _close(node, executor)
         rclpy.try_shutdown()
-    if any(thread.name in BOUNDED_THREADS for thread in threading.enumerate()):
-        _end(code)  # still in native code, where the interpreter's own teardown would crash it
-    return code
+    # The interpreter's own teardown takes torch seconds, and crashes under a thread that is still in native code.
+    _end(code)
 
 
 def _close(node: Any, executor: SingleThreadedExecutor) -> None:
@@ -97,7 +95,7 @@ def _end_by(seconds: float, code: int) -> None:
     timer.start()
 
 
-def _end(code: int) -> None:
+def _end(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -3,55 +3,27 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
-import subprocess
-import sys
-import threading
+import time
 from pathlib import Path
 
 import pytest
 import yaml
+from child import Child, Robot, node_child
+from std_srvs.srv import SetBool
 
+from rmuscle_core.cli import main
 from rmuscle_core.settings import PROFILES, Settings
 from rmuscle_ros.params import NodeSettings
 
 ROOT = Path(__file__).parents[2]
-NODE = """
-import sys, threading, time
-sys.path.insert(0, {tests!r})
-from conftest import ARM7, EchoPolicy
-from rclpy.parameter import Parameter
-from rmuscle_ros.node import PolicyNode
-from rmuscle_ros.spin import run
-
-def say(word):
-    print(word, flush=True)
-
+FAILING = """
+import torch
 class Policy(EchoPolicy):
-    def warm_up(self, prompt):
-        say('warming')
-        if {state!r} == 'configuring':
-            time.sleep(60)
-
-    def infer(self, observation):
-        say('inferring')
-        threading.Event().wait()
-
-def make():
-    values = dict(checkpoint='c', prompt='p', joint_names=list(ARM7), cameras=['base', 'wrist'])
-    node = PolicyNode(namespace='/process', config_loader=lambda _: EchoPolicy.config,
-                      policy_factory=lambda *_: Policy(),
-                      parameter_overrides=[Parameter(n, value=v) for n, v in values.items()])
-    say('made')
-    if {state!r} != 'unconfigured':
-        node.trigger_configure()
-        node.trigger_activate()
-        say('active')
-    return node
-
-raise SystemExit(run(make))
+    def infer(self, observation, leftover=None):
+        {raises}
 """
-
 HIDING = """
 import signal
 from rclpy.node import Node
@@ -78,45 +50,105 @@ raise SystemExit(run(Hiding))
 """
 
 
-class Child:
-    """A process whose lines are read as they come."""
+# state -> what holds the process in it: real computing or a real write that never ends by itself
+STATES = {
+    'unconfigured': '',
+    'configuring': """
+from rmuscle_core.policy import MusclePolicy
+warm_up = MusclePolicy.warm_up
+def endless(self, prompt):
+    say('configuring')
+    while True:
+        warm_up(self, prompt)
+MusclePolicy.warm_up = endless
+""",
+    'inferring': """
+from rmuscle_core.engine.eager import EagerEngine
+act = EagerEngine.act
+def endless(self, *arguments):
+    say('inferring')
+    while threading.current_thread().name == 'inference':
+        act(self, *arguments)
+    return act(self, *arguments)
+EagerEngine.act = endless
+""",
+    'reconstructing': """
+from rmuscle_core.engine.eager import EagerEngine
+expand = EagerEngine.expand
+def endless(self, *arguments):
+    say('reconstructing')
+    while True:
+        expand(self, *arguments)
+EagerEngine.expand = endless
+""",
+    'recording': """
+from rmuscle_core.library import durable
+sync, written = durable.sync, []
+def endless(path):
+    if path.name.endswith('.h5.tmp'):
+        written.append(path)
+        if len(written) == 2:
+            say('recording')
+            time.sleep(60)
+    sync(path)
+durable.sync = endless
+""",
+}
 
-    def __init__(self, *arguments):
-        self.process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                        text=True)
-        self.lines, self.errors = [], []
-        self._readers = [threading.Thread(target=self._read, args=pair) for pair in
-                         ((self.process.stdout, self.lines), (self.process.stderr, self.errors))]
-        for reader in self._readers:
-            reader.start()
 
-    @staticmethod
-    def _read(stream, lines):
-        for line in stream:
-            lines.append(line.rstrip())
-
-    def ends(self, number=None, timeout_s=20.0):
-        """Send a signal, wait for the end; returns exit code and stderr."""
-        if number is not None:
-            self.process.send_signal(number)
-        try:
-            code = self.process.wait(timeout_s)
-        finally:
-            self.process.kill()
-            for reader in self._readers:
-                reader.join()
-        return code, '\n'.join(self.errors)
+@pytest.fixture
+def robot(ros_context):
+    """A robot in the namespace of the child."""
+    robot = Robot('/process')
+    yield robot
+    robot.close()
 
 
-@pytest.mark.parametrize(('state', 'word', 'number'), [
-    ('unconfigured', 'made', signal.SIGINT), ('configuring', 'warming', signal.SIGINT),
-    ('active', 'inferring', signal.SIGINT), ('active', 'inferring', signal.SIGTERM)])
-def test_interrupt_ends_cleanly_in_any_state(make_bench, state, word, number):
-    child = Child('-c', NODE.format(tests=str(Path(__file__).parent), state=state))
-    robot = make_bench(namespace='/process')  # publishes what the child in the same namespace subscribes to
-    robot.until(lambda: (robot.send(), word in child.lines)[1], word, timeout_s=30)
-    code, errors = child.ends(number)
+@pytest.mark.parametrize(('state', 'number'), [
+    ('unconfigured', signal.SIGTERM), *itertools.product(list(STATES)[1:], [signal.SIGINT, signal.SIGTERM])])
+def test_v28_a_signal_ends_any_state_in_time_and_leaves_a_sound_library(robot, checkpoint, tmp_path, state, number):
+    library = tmp_path / 'library'
+    child = node_child('/process', STATES[state], real=True, checkpoint=checkpoint, library=library)
+    try:
+        robot.until(lambda: 'made' in child.lines, 'the node', send=False, child=child)
+        if state != 'unconfigured':
+            configured = robot.change('configure')
+        if state not in ('unconfigured', 'configuring'):
+            robot.until(configured.done, 'configure', send=False)
+            assert robot.changed('activate')
+        if state == 'recording':
+            robot.until(lambda: robot.call(SetBool, 'save_episode', SetBool.Request(data=True)).success, 'an episode')
+            robot.keep_asking(SetBool, 'save_episode', SetBool.Request(data=True), lambda: state in child.lines)
+        robot.until(lambda: state in [*child.lines, 'unconfigured'], state)
+        since = time.monotonic()
+    finally:
+        code, errors = child.ends(number)
+    assert time.monotonic() - since < 5
     assert code == 0 and 'Traceback' not in errors, errors
+    if library.exists():
+        assert main(['library', 'verify', str(library)]) == 0
+
+
+def test_a_lost_device_ends_the_process_with_a_hold_and_code_1(robot):
+    """So that a supervisor starts it again: in this process nothing on the device works any more."""
+    child = node_child('/process', FAILING.format(raises="raise DeviceError('the device failed; start again')"))
+    holds = []
+    robot.node.create_subscription(JointTrajectory, 'joint_trajectory', holds.append, 10)
+    robot.until(lambda: 'made' in child.lines, 'the node', send=False, child=child)
+    assert robot.changed('configure') and robot.changed('activate')
+    robot.until(lambda: child.process.poll() is not None, 'the end')
+    code, errors = child.ends()
+    assert code == 1 and 'the device failed; start again' in errors and 'Traceback' not in errors, errors
+
+
+def test_other_failures_leave_the_process_alive(robot):
+    raises = "say('called'); raise RuntimeError('CUDA out of memory' if len(self.seen) % 2 else 'broken')"
+    child = node_child('/process', FAILING.format(raises=raises))
+    robot.until(lambda: 'made' in child.lines, 'the node', send=False, child=child)
+    assert robot.changed('configure') and robot.changed('activate')
+    robot.until(lambda: len(child.lines) > 3, 'three calls', child=child)
+    assert robot.changed('deactivate')
+    assert child.ends(signal.SIGTERM)[0] == 0
 
 
 @pytest.mark.parametrize('number', ['SIGINT', 'SIGTERM'])
