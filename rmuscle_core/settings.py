@@ -74,7 +74,7 @@ class Settings:
                                     low=0, high=10**9, unit='MB')
     shadow_every: int = setting(5, 'every how many cached calls one is repeated dense in spare time and compared; 0: '
                                 'none', low=0, high=10_000)
-    shadow_limit: float = setting(0.1, 'mean difference of cached and dense actions, normalised, above which calls '
+    shadow_limit: float = setting(0.05, 'mean difference of cached and dense actions, normalised, above which calls '
                                   'use a more careful profile', low=0.0, high=10.0)
     noise_seed: int = setting(0, 'seed of the initial noise, equal for every call so that references fit', low=0,
                               high=2**31 - 1, effect=ON_CONFIGURE)

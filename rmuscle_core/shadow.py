@@ -21,7 +21,7 @@ from rmuscle_core.settings import PROFILES, Settings
 
 log = logging.getLogger(__name__)
 
-WINDOW = 10  # checks that the running mean covers and that a judgement takes; single calls differ by a factor of ten
+WINDOW = 10  # checks that the running mean covers and that a judgement takes
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class _Sample:
 class ShadowCheck:
     """Repeats every ``shadow_every``-th cached call dense from the same inputs and noise, and compares.
 
-    When the mean difference of WINDOW checks exceeds ``shadow_limit``, calls step back: to the next more careful
-    profile, in the end to dense. A new episode goes one step forward again; but a step back that has to be made for the
+    When the mean difference of WINDOW checks, the largest left out, exceeds ``shadow_limit``, calls step back: to the
+    next more careful profile, in the end to dense. One call close to a decision between two motions differs by any
+    amount and says little. A new episode goes one step forward again; but a step back that has to be made for the
     second time stays, until a setting is changed. So the number of steps is bounded, and nothing swings.
 
     Belongs to the inference thread, but for what ``offer`` returns, which is for the reconstruct thread. checks: made
@@ -68,7 +69,7 @@ class ShadowCheck:
         if settings != self._asked:
             self._asked, self._kept, self._deepest = settings, 0, 0
             self._take(0)
-        elif len(self._recent()) == WINDOW and self.difference > settings.shadow_limit:
+        elif self._judgement() > settings.shadow_limit:
             self._step_back(settings)
         return self._tempered
 
@@ -112,10 +113,14 @@ class ShadowCheck:
     def _recent(self) -> list[float]:
         return [difference for era, difference in self._measured if era == self._era]
 
+    def _judgement(self) -> float:
+        recent = sorted(self._recent())[:-1]
+        return sum(recent) / len(recent) if len(recent) == WINDOW - 1 else 0.0
+
     def _step_back(self, asked: Settings) -> None:
         if self._tempered.mode == 'dense':
             return
-        found, steps = self.difference, self._steps + 1
+        found, steps = self._judgement(), self._steps + 1
         if steps <= self._deepest:
             self._kept = steps
         self._deepest = max(self._deepest, steps)

@@ -18,10 +18,15 @@ REST = 2.3  # rest between calls in expansions: a call then falls into the middl
 
 @dataclass
 class Interference:
-    """Milliseconds of calls with the reconstructor idle and at work before them; what it expanded in that time."""
+    """Milliseconds of calls with the reconstructor idle and at work before them; what it expanded in that time.
+
+    idle_cpu, working_cpu: the same calls in time that their thread had a CPU, which other programs' load leaves alone.
+    """
 
     idle: list[float] = field(default_factory=list)
     working: list[float] = field(default_factory=list)
+    idle_cpu: list[float] = field(default_factory=list)
+    working_cpu: list[float] = field(default_factory=list)
     expanded: int = 0
     interrupted: int = 0
     seconds: float = 0.0
@@ -53,9 +58,10 @@ def measure_interference(variant: Variant, reference: Reference, spare_slot: int
             if working:
                 reconstructor.open_interval([reference.id] * 1000, float('inf'), 1000)
             pause.wait(rest)
-            start = time.perf_counter()
+            start, cpu = time.perf_counter(), time.thread_time()
             with reconstructor.policy_call():
                 call(variant, inputs)
+            (result.working_cpu if working else result.idle_cpu).append(1e3 * (time.thread_time() - cpu))
             (result.working if working else result.idle).append(1e3 * (time.perf_counter() - start))
             result.seconds += rest * working
             progress()
