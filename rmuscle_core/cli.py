@@ -24,6 +24,7 @@ COMMANDS = {
     'eval': ('rmuscle_core.evaluation.commands', 'closed-loop success of settings, other methods and controls'),
     'characterize': ('rmuscle_core.evaluation.characterize_commands',
                      'what repeated executions have in common inside the model'),
+    'replay': ('rmuscle_core.replay.commands', 'recorded executions dense and cached side by side, as one report'),
     'workcell': ('rmuscle_core.workcell.commands', 'simulated two-arm work cell: demonstrations, training, evaluation'),
 }
 EXTRAS = {'triton': 'gpu', 'rosbags': 'bags', 'pyarrow': 'lerobot', 'av': 'lerobot', 'websockets': 'serve',

@@ -6,14 +6,14 @@ A bag is one episode. A topic whose every message begins an episode may divide i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rmuscle_core.errors import EpisodeError, ObservationError, RMuscleError, SettingsError
-from rmuscle_core.importing.bag_file import REORDER_NS, Topics, bags_in, in_header_order, opened
+from rmuscle_core.importing.bag_file import REORDER_NS, Topics, in_header_order, opened
 from rmuscle_core.importing.episodes import PendingEpisode, Wanted, file_name
 from rmuscle_core.importing.robot import Robot
 from rmuscle_core.library.recording import RecordedEpisode
@@ -33,9 +33,9 @@ class Span(NamedTuple):
 
 
 class Bags:
-    """A bag, or a folder of bags, as an EpisodeSource. Raises SettingsError when robot and checkpoint do not fit."""
+    """Bags as an EpisodeSource. Raises SettingsError when robot and checkpoint do not fit."""
 
-    def __init__(self, path: Path, wanted: Wanted, robot: Robot, topics: Topics) -> None:
+    def __init__(self, bags: Sequence[Path], wanted: Wanted, robot: Robot, topics: Topics) -> None:
         wanted = replace(wanted, masked={*wanted.masked, *robot.masked} & set(wanted.cameras))
         self._image_topics = {camera: robot.topics[name] for camera, name in
                               wanted.camera_map(robot.topics, 'the parameter file').items()}
@@ -43,7 +43,8 @@ class Bags:
         if len(robot.joints.names) != wanted.state_dim:
             raise SettingsError(f'joint_names has {len(robot.joints.names)} joints, the state of the checkpoint '
                                 f"{wanted.state_dim} values; list the checkpoint's joints in its order")
-        self._prompt, self._robot, self._topics, self._bags = wanted.prompt, robot, topics, bags_in(path)
+        self.joints, self.execute_steps = robot.joints.names, wanted.execute_steps
+        self._prompt, self._robot, self._topics, self._bags = wanted.prompt, robot, topics, bags
         step_ns = 1e9 / (wanted.control_rate_hz or robot.control_rate_hz)
         # Half a step is forgiven, so that a camera that jitters does not cost a whole frame.
         self._between_ns = round((wanted.execute_steps - 0.5) * step_ns)

@@ -17,7 +17,6 @@ from rmuscle_core.errors import EpisodeError, RMuscleError, SettingsError
 from rmuscle_core.sensing.samples import header_ns
 
 REORDER_NS = 1_000_000_000  # a message may be recorded this much later than one with a younger stamp
-SUFFIXES = ('.mcap', '.db3')
 
 
 @dataclass(frozen=True)
@@ -50,18 +49,6 @@ class Topics:
             raise EpisodeError(f'bag {bag} has no topic {self.renamed.get(name, name)} (it has '
                                f'{", ".join(sorted(recorded)) or "none"}); name it with --topic {name}=TOPIC')
         return topic
-
-
-def is_bag(path: Path) -> bool:
-    """Whether a path is a rosbag2 folder or a single bag file."""
-    return (path / 'metadata.yaml').is_file() if path.is_dir() else path.suffix in SUFFIXES
-
-
-def bags_in(path: Path) -> list[Path]:
-    """The bag itself, or the bags of a folder, in the order of their names."""
-    if is_bag(path):
-        return [path]
-    return sorted(child for child in path.iterdir() if is_bag(child)) if path.is_dir() else []
 
 
 @contextmanager

@@ -22,9 +22,15 @@ class PendingEpisode:
 
 
 class EpisodeSource(Protocol):
-    """Something with episodes; a context that closes its files. cameras: those of the checkpoint that it has."""
+    """Something with episodes; a context that closes its files.
+
+    cameras: those of the checkpoint that it has. joints: names in the order of the state, () if it has none.
+    execute_steps: actions between two policy calls.
+    """
 
     cameras: tuple[str, ...]
+    joints: tuple[str, ...]
+    execute_steps: int
 
     def __enter__(self) -> EpisodeSource: ...
     def __exit__(self, *_: object) -> None: ...

@@ -48,6 +48,9 @@ class LeRobotDataset:
         names = wanted.camera_map(found, f'dataset {root}')
         self.cameras = tuple(names)
         self._keys = {camera: found[name] for camera, name in names.items()}
+        named = features[STATE].get('names')  # a list, or one under a heading of its own
+        named = next(iter(named.values()), []) if isinstance(named, Mapping) else named
+        self.joints, self.execute_steps = tuple(map(str, named or ())), wanted.execute_steps
         rate = wanted.control_rate_hz or self._meta.fps
         self._stride = max(1, round(wanted.execute_steps * self._meta.fps / rate))
 

@@ -12,6 +12,7 @@ import yaml
 
 from rmuscle_core.errors import SettingsError
 from rmuscle_core.sensing.joints import JointMap
+from rmuscle_core.settings import rows
 
 # parameter of the node -> argument of JointMap.build
 _JOINTS = {'joint_scale': 'scale', 'joint_offset': 'offset', 'joint_lower': 'lower', 'joint_upper': 'upper',
@@ -49,6 +50,12 @@ def read_robot(path: Path, node: str = 'policy_node') -> Robot:
         raise SettingsError(f'{path}: control_rate_hz and max_age_s must be above 0')
     return Robot(joints, topics, masked, _one(values, 'prompt', '', str, path),
                  execute_steps=_one(values, 'execute_steps', 0, int, path), **numbers)
+
+
+def read_settings(path: Path, node: str = 'policy_node') -> dict[str, Any]:
+    """The rows of the settings table that the file sets, for ``Settings.with_values``, which checks them."""
+    values = _parameters(path, node)
+    return {row.name: values[row.name] for row in rows() if row.name in values}
 
 
 def _parameters(path: Path, node: str) -> dict[str, Any]:

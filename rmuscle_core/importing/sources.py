@@ -11,7 +11,7 @@ from rmuscle_core.errors import EpisodeError, SettingsError
 from rmuscle_core.importing.episodes import EpisodeSource, PendingEpisode, Wanted
 from rmuscle_core.library.recording import open_recording
 
-RECORDINGS = ('.h5', '.hdf5')
+RECORDINGS, BAG_FILES = ('.h5', '.hdf5'), ('.mcap', '.db3')
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ def open_source(path: Path, wanted: Wanted, options: SourceOptions) -> EpisodeSo
     """
     wanted = replace(wanted, execute_steps=options.execute_steps or wanted.execute_steps)
     if path.is_file() and path.suffix in RECORDINGS:
-        return Recordings(path)
+        return Recordings(path, wanted)
     if (path / 'meta' / 'info.json').is_file():
         from rmuscle_core.importing.lerobot import LeRobotDataset
 
         return LeRobotDataset(path, wanted, options.tolerance_s)
-    from rmuscle_core.importing.bag_file import Topics, bags_in
-
-    if bags_in(path):
+    bags = bags_in(path)
+    if bags:
         from rmuscle_core.importing.bag import Bags
+        from rmuscle_core.importing.bag_file import Topics
         from rmuscle_core.importing.robot import read_robot
 
         if options.parameters is None:
@@ -49,19 +49,30 @@ def open_source(path: Path, wanted: Wanted, options: SourceOptions) -> EpisodeSo
         robot = read_robot(options.parameters)
         if robot.execute_steps and not options.execute_steps:
             wanted = replace(wanted, execute_steps=robot.execute_steps)
-        return Bags(path, wanted, robot, Topics(options.topics, episodes=options.episodes_topic))
+        return Bags(bags, wanted, robot, Topics(options.topics, episodes=options.episodes_topic))
     raise EpisodeError(f'{path} holds no episodes; expected a recording (.h5), the folder of a LeRobotDataset (with '
                        'meta/info.json), a ROS 2 bag (a folder with metadata.yaml, .mcap, .db3) or a folder of bags')
+
+
+def bags_in(path: Path) -> list[Path]:
+    """The bag itself (a rosbag2 folder or a single file), or the bags of a folder in the order of their names."""
+    def is_bag(path: Path) -> bool:
+        return (path / 'metadata.yaml').is_file() if path.is_dir() else path.suffix in BAG_FILES
+
+    if is_bag(path):
+        return [path] if path.exists() else []
+    return sorted(child for child in path.iterdir() if is_bag(child)) if path.is_dir() else []
 
 
 class Recordings:
     """A recording file as an EpisodeSource; its names are the checkpoint's already."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, wanted: Wanted) -> None:
         with open_recording(path) as recording:
             first = next((episode.observations[0] for episode in recording if episode.observations), None)
         self.cameras = tuple(first.images) if first else ()
         self._recording = open_recording(path)
+        self.joints, self.execute_steps = self._recording.joints, wanted.execute_steps
 
     def __enter__(self) -> Recordings:
         return self

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a source of episodes to replayed calls: references first, then every other episode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from rmuscle_core.errors import EpisodeError, ObservationError
+from rmuscle_core.importing.episodes import PendingEpisode
+from rmuscle_core.library.recording import RecordedEpisode
+from rmuscle_core.observation import Observation
+from rmuscle_core.policy import MusclePolicy, task_of
+from rmuscle_core.replay.calls import ReplayedCall, replay
+from rmuscle_core.replay.measures import WORST, half_ranges, per_call_difference
+from rmuscle_core.settings import Settings
+
+
+@dataclass
+class Replayed:
+    """calls: in order. scale: half range of the actions per joint [A]. skipped: (episode, why)."""
+
+    calls: list[ReplayedCall] = field(default_factory=list)
+    scale: np.ndarray | None = None
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+
+
+class Session:
+    """Two policies of one checkpoint, and the episodes they are shown.
+
+    Without a library the first ``references`` episodes are recorded into a new one below ``out``.
+    """
+
+    def __init__(self, checkpoint: Path, settings: Settings, episodes: Sequence[PendingEpisode], executed: int,
+                 out: Path, library: Path | None = None, references: int | None = None, device: str = 'cpu',
+                 cameras: Sequence[str] = ()) -> None:
+        count = references if references is not None else 0 if library else len(episodes) // 2
+        if not 0 <= count < len(episodes):
+            raise EpisodeError(f'{len(episodes)} episodes cannot be split into {count} references and at least one to '
+                               'replay; record more, give a --library, or set --references')
+        self.references, self.tested, self.executed = episodes[:count], episodes[count:], executed
+        options = {'device': device, 'cameras': cameras or None}
+        self.dense = MusclePolicy.load(checkpoint, settings.with_values(mode='dense'), **options)
+        self.cached = MusclePolicy.load(checkpoint, settings, library or _new_library(out), need_library=True,
+                                        **options)
+        for policy in (self.dense, self.cached):
+            policy.execute_steps = executed
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dense.close()
+        self.cached.close()
+
+    def run(self, progress: Callable[[], None] = lambda: None) -> Replayed:
+        """Record the references, replay the rest; progress() after every episode."""
+        found = Replayed()
+        for pending in self.references:
+            if episode := _read(pending, found.skipped):
+                self._record(episode)
+            progress()
+        if self.references:
+            self.cached.memory.retriever.use(self.cached.library.index())
+        known = {stored.episode for stored in self.cached.library.episodes}
+        for pending in self.tested:
+            if pending.name in known:
+                found.skipped.append((pending.name, 'it is in the library and would be compared with itself'))
+            elif episode := _read(pending, found.skipped):
+                self._replay(episode, found)
+            progress()
+        return found
+
+    def _record(self, episode: RecordedEpisode) -> None:
+        task = task_of(episode.observations[0].prompt)
+        references = self.cached.record_references(episode.observations, task, episode.name)
+        self.cached.library.add_episode(task, references, episode.success, episode.name)
+
+    def _replay(self, episode: RecordedEpisode, found: Replayed) -> None:
+        try:
+            if found.scale is None:
+                found.scale = half_ranges(self.dense, episode.observations[0])
+            found.calls += replay(episode, self.dense, self.cached)
+        except ObservationError as error:
+            found.skipped.append((episode.name, f'{error}; its calls so far count'))
+        if found.calls:
+            found.calls = _without_pictures(found.calls, per_call_difference(found.calls, self.executed, found.scale))
+
+    def pictures(self, reference: str) -> Mapping[str, np.ndarray]:
+        """What the cameras saw at 'task/episode#call', where that episode is at hand; else {}."""
+        name, _, call = reference.rpartition('/')[2].partition('#')
+        pending = next((p for p in (*self.references, *self.tested) if p.name == name), None)
+        episode = pending and _read(pending, [])
+        observation: Observation | None = episode and next(iter(episode.observations[int(call):]), None)
+        return observation.images if observation else {}
+
+
+def _read(pending: PendingEpisode, skipped: list[tuple[str, str]]) -> RecordedEpisode | None:
+    """The episode, or None with the reason added to ``skipped``."""
+    try:
+        episode = pending.read()
+        if not episode.observations:
+            raise EpisodeError('it has no observations')
+    except (EpisodeError, ObservationError) as error:
+        skipped.append((pending.name, str(error)))
+        return None
+    return episode
+
+
+def _without_pictures(calls: list[ReplayedCall], per_call: np.ndarray) -> list[ReplayedCall]:
+    """Only the worst calls keep their pictures: those of an hour would not fit into memory."""
+    worst = set(np.argsort(-per_call)[:WORST].tolist())
+    return [call if i in worst or not call.images else replace(call, images={}) for i, call in enumerate(calls)]
+
+
+def _new_library(out: Path) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    number = 0
+    while (path := out / f'library-{number:03d}').exists():
+        number += 1
+    return path
