@@ -39,7 +39,7 @@ def test_fast_numerics_have_limits_of_their_own(capsys):
     assert json.loads(capsys.readouterr().out)['numerics'] == 'fast'
 
 
-def test_one_wrong_weight_shows_in_its_stage_and_after(tmp_path, capsys):
+def test_i16_one_wrong_weight_shows_in_its_stage_and_after(tmp_path, capsys):
     checkpoint = Path(shutil.copytree(PARITY / 'tiny_pi05_float32', tmp_path / 'checkpoint'))
     tensors = load_file(checkpoint / 'model.safetensors')
     tensors['model.action_in_proj.bias'][0] += 1e-2

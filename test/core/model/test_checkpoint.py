@@ -52,7 +52,7 @@ def test_config_comes_from_shapes_and_json(parity):
 
 @pytest.mark.parametrize('key', ['time_mlp_in.weight', 'paligemma_with_expert.gemma_expert.model.norm.dense.bias',
                                  'paligemma_with_expert.paligemma.model.language_model.layers.3.self_attn.k_proj.weight'])
-def test_missing_tensor_is_named(checkpoint, key):
+def test_f03_missing_tensor_is_named(checkpoint, key):
     edit_weights(checkpoint, lambda tensors: {k: v for k, v in tensors.items() if k != f'model.{key}'})
     with pytest.raises(CheckpointError, match=re.escape(f'lacks 1 tensor: {key}')):
         load_model(checkpoint)
@@ -71,7 +71,7 @@ def test_misshapen_tensor_is_named(checkpoint):
         load_model(checkpoint)
 
 
-def test_tied_head_serves_as_embedding_and_separate_one_does_not(checkpoint, parity):
+def test_i01_tied_head_serves_as_embedding_and_separate_one_does_not(checkpoint, parity):
     head = load_file(checkpoint / 'model.safetensors')[f'model.{LANGUAGE_HEAD}']
     untied = load_model(checkpoint).prefix.embedding.weight
     assert not torch.equal(untied, head)

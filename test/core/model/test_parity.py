@@ -34,7 +34,7 @@ def padded_prefix(model: VLA, reference: dict[str, np.ndarray]) -> tuple[torch.T
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_every_stage_equals_lerobot(parity, name):
+def test_f01_f07_every_stage_equals_lerobot(parity, name):
     reference = reference_of(parity / name)
     # LeRobot ran a third, masked view before the prompt, and the prompt padded; `compare` feeds neither.
     assert reference['image_masks'].tolist() == [[True, True], [True, True], [False, False]]
@@ -58,7 +58,7 @@ def test_padded_batch_equals_lerobot(parity, name):
         assert np.abs(actions.detach().numpy() - reference['actions_full']).max() < 1e-4
 
 
-def test_bfloat16_needs_the_rounded_rotary_frequencies(parity):
+def test_f04_bfloat16_needs_the_rounded_rotary_frequencies(parity):
     reference = reference_of(parity / 'tiny_pi05_bfloat16')
     valid = reference['prefix_pad'][1]
     theirs = torch.from_numpy(reference['prefix_k'][0, 1, 0, valid])
@@ -74,7 +74,7 @@ def test_bfloat16_needs_the_rounded_rotary_frequencies(parity):
     assert differing[False] > 0.1
 
 
-def test_last_prefix_ffn_cannot_reach_the_actions(parity, checkpoint):
+def test_f06_last_prefix_ffn_cannot_reach_the_actions(parity, checkpoint):
     path = checkpoint / 'model.safetensors'
     tensors = load_file(path)
     dead = [key for key in tensors if 'language_model.layers.3.' in key and ('mlp' in key or '.o_proj' in key)]

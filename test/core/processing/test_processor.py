@@ -99,7 +99,7 @@ def looks(state=None, **changes):
     return Observation(**{'images': pictures, 'state': state, 'prompt': 'stack', **changes})
 
 
-def test_v16_relative_actions_are_anchored_on_the_observed_state(written):
+def test_v16_i09_relative_actions_are_anchored_on_the_observed_state(written):
     processor = Processor.from_checkpoint(written, config())
     still, moved = (processor.decode(np.zeros((3, 32)), looks(np.full(8, s, np.float32))) for s in (0.0, 0.2))
     np.testing.assert_allclose(moved - still, np.tile([0.2] * 6 + [0.0], (3, 1)), atol=1e-6)
@@ -110,7 +110,7 @@ def test_an_absent_camera_is_left_out(written):
     assert inputs.views == ('base_0_rgb',) and inputs.images.shape == (1, 3, 56, 56)
 
 
-def test_views_come_in_checkpoint_order(written):
+def test_f09_views_come_in_checkpoint_order(written):
     dark, light = (np.full((56, 56, 3), v, np.uint8) for v in (0, 255))
     inputs = Processor.from_checkpoint(written, config()).encode(
         looks(images={'left_wrist_0_rgb': light, 'base_0_rgb': dark}))
@@ -146,7 +146,7 @@ def test_v22_a_cut_prompt_is_warned_about_once(written, caplog):
     assert len(caplog.records) == 1 and '120' in caplog.text
 
 
-def test_old_checkpoints_pad_the_state_in_the_prompt_and_have_darker_bars(written):
+def test_f05_i02_old_checkpoints_pad_the_state_in_the_prompt_and_have_darker_bars(written):
     new, old = (Processor.from_checkpoint(byte_checkpoint(written, rmuscle_compat=c), config())
                 for c in ('lerobot05', 'lerobot04'))
     assert old.encode(looks()).images.min() == -3 and new.encode(looks()).images.min() == -1

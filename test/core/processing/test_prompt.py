@@ -87,7 +87,7 @@ def test_a_foreign_or_broken_tokenizer_is_refused(tmp_path):
             FileTokenizer(path)
 
 
-def test_no_tokenizer_names_both_ways_to_get_one(tmp_path, monkeypatch):
+def test_i13_no_tokenizer_names_both_ways_to_get_one(tmp_path, monkeypatch):
     monkeypatch.setenv('HOME', str(tmp_path))
     with pytest.raises(CheckpointError) as refusal:
         find_tokenizer(tmp_path, tmp_path / 'absent')

@@ -52,7 +52,7 @@ def test_a_recipe_inverts_its_steps_in_reverse_and_anchors_each_on_the_state_it_
     np.testing.assert_allclose(AlohaSpace().to_robot(by_hand, STATE), CHUNK, atol=5e-6)
 
 
-def test_still_dimensions_are_bounded_and_others_never_clipped():
+def test_i12_still_dimensions_are_bounded_and_others_never_clipped():
     low, high = np.array([0, 0.5], np.float32), np.array([1, 0.5], np.float32)
     step = Normalization(Normalizer('QUANTILES', low, high), Normalizer('QUANTILES', low, high))
     assert step.forward(np.array([50, 0.5], np.float32)).tolist() == [99, -1]
