@@ -54,8 +54,8 @@ class PolicyServer:
     async def run(self, host: str, port: int, listening: Callable[[int], None] = lambda port: None) -> None:
         """Serve until stopped; listening(port) is called once connections are accepted. Raises DeviceError, OSError."""
         # Browsers name an origin, robots do not: no web page may drive a policy on its visitor's machine.
-        server: Server = await serve(self._converse, host, port, compression=None, max_size=MAX_BYTES, origins=[None],
-                                     process_request=_health)
+        server: Server = await serve(self._converse, host, port, compression=None, max_size=MAX_BYTES, max_queue=2,
+                                     origins=[None], process_request=_health)
         try:
             listening(server.sockets[0].getsockname()[1])
             await self._stop.wait()

@@ -30,7 +30,7 @@ def wanted(**changes):
 
 def read(path, parameters, topics=None, **changes):
     """Every episode of bags, by name."""
-    found = Bags(path, wanted(**changes), read_robot(parameters), topics or Topics())
+    found = Bags([path], wanted(**changes), read_robot(parameters), topics or Topics())
     return {pending.name: pending.read().observations for pending in found}
 
 
