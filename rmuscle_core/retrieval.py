@@ -96,8 +96,8 @@ class Retriever:
     def compare(self, key: np.ndarray, states: np.ndarray, reference: Reference) -> Match:
         """Similarity to one reference that need not be in the index; its views must be those of the call."""
         index = LibraryIndex((reference.id,), (reference.views,), reference.key[None], reference.states[None])
-        visual, state = _Group(index, [0], len(reference.views)).similarities(key, states)
-        return self._match(reference.id, visual[0], state[0])
+        group = _Group(index, [0], len(reference.views))
+        return self._match(reference.id, group.visual(key)[0], group.state(states)[0])
 
     def candidates(self, match: Match | None, task: str, views: tuple[str, ...]) -> list[ReferenceId]:
         """References the next call is likely to need, best first.
@@ -126,8 +126,8 @@ class Retriever:
         group = self._groups.get((task, views))
         if group is None:
             return []
-        visual, _ = group.similarities(key, states)
-        _, state = group.similarities(key, np.concatenate([states, expected[None]])[-self.settings.history:])
+        visual = group.visual(key)
+        state = group.state(np.concatenate([states, expected[None]])[-self.settings.history:])
         weight = self.settings.visual_weight
         score = weight * np.where(group.before >= 0, visual[group.before], 0.0) + (1 - weight) * state
         best: dict[str, ReferenceId] = {}
@@ -139,18 +139,20 @@ class Retriever:
     def _best(self, key: np.ndarray, states: np.ndarray, task: str, views: tuple[str, ...],
               among: set[ReferenceId] | None) -> Match | None:
         group = self._groups.get((task, views))
-        rows = [] if group is None else range(len(group.ids)) if among is None else [
-            row for row, identity in enumerate(group.ids) if identity in among]
-        if not rows:
+        if group is None:
             return None
-        visual, state = group.similarities(key, states)
-        score = self.settings.visual_weight * visual + (1 - self.settings.visual_weight) * state
-        order = np.asarray(rows)[np.argsort(-score[rows], kind='stable')]
+        rows = None if among is None else sorted(group.row[identity] for identity in among if identity in group.row)
+        if rows == []:
+            return None
+        visual, state = group.visual(key, rows), group.state(states, rows)
+        order = np.argsort(-(self.settings.visual_weight * visual + (1 - self.settings.visual_weight) * state),
+                           kind='stable')
+        ids = group.ids if rows is None else [group.ids[row] for row in rows]
         rivals: dict[str, ReferenceId] = {}
         for row in order:
-            rivals.setdefault(group.ids[row].episode, group.ids[row])
+            rivals.setdefault(ids[row].episode, ids[row])
         best = order[0]
-        return self._match(group.ids[best], visual[best], state[best], tuple(rivals.values()))
+        return self._match(ids[best], visual[best], state[best], tuple(rivals.values()))
 
     def _match(self, identity: ReferenceId, visual: float, state: float,
                rivals: tuple[ReferenceId, ...] = ()) -> Match:
@@ -171,18 +173,18 @@ class _Group:
         self._known = np.isfinite(states[..., 0])  # [E,h]
         self._states = np.nan_to_num(states)
 
-    def similarities(self, key: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return visual [E], the cosine averaged over views, and state [E], exp(-rms difference).
+    def visual(self, key: np.ndarray, rows: list[int] | None = None) -> np.ndarray:
+        """The cosine averaged over views, of each reference [E] or of those in ``rows``."""
+        keys = self._keys if rows is None else self._keys[rows]
+        return keys @ _unit(key).reshape(-1)
 
-        Histories are compared over their common newest part.
-        """
-        visual = self._keys @ _unit(key).reshape(-1)
+    def state(self, states: np.ndarray, rows: list[int] | None = None) -> np.ndarray:
+        """exp(-rms difference) of the state histories over their common newest part, likewise."""
         steps = min(len(states), self._states.shape[1])
-        known = self._known[:, -steps:]
+        stored, known = (x[:, -steps:] if rows is None else x[rows, -steps:] for x in (self._states, self._known))
         # in double precision, so that a joint far out of its range is far away and not an overflow
-        difference = ((self._states[:, -steps:] - states[-steps:].astype(np.float64)) ** 2).mean(-1)
-        mean_square = (difference * known).sum(1) / known.sum(1)
-        return visual, np.exp(-np.sqrt(mean_square))
+        difference = ((stored - states[-steps:].astype(np.float64)) ** 2).mean(-1)
+        return np.exp(-np.sqrt((difference * known).sum(1) / known.sum(1)))
 
 
 def _unit(keys: np.ndarray) -> np.ndarray:
