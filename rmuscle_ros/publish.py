@@ -83,7 +83,8 @@ class ChunkPublisher:
                  options: NodeSettings, execute_steps: int):
         self._trajectories, self._chunks, self._cache = trajectories, chunks, cache
         self._joints, self._options, self._execute_steps = joints, options, execute_steps
-        self._previous: Trajectory | None = None
+        self._previous: Trajectory | None = None  # what the next chunk joins
+        self._sent: Trajectory | None = None  # what the robot was told last, unless that was to hold
         self._ends_at: float | None = None  # steady clock
         self._consumed = ConsumedSteps()
         self.commanding = False  # a trajectory of ours may still be running
@@ -134,12 +135,13 @@ class ChunkPublisher:
         The measured arm sags behind its command, so holding there would let it sink a little at each stop. False when
         neither is known.
         """
-        position = measured if self._previous is None else self._previous.at(now_ns)
+        known = self._sent is not None and self._sent.stamp_ns <= now_ns  # else the clock was set back meanwhile
+        position = self._sent.at(now_ns) if known else measured
         if position is None:
             return False
         trajectory = hold(self._joints.names, position, self._options.control_rate_hz)
         self._trajectories.publish(trajectory_message(trajectory))
-        self.commanding = False
+        self._sent, self.commanding = None, False
         self.restart()
         return True
 
@@ -159,6 +161,7 @@ class ChunkPublisher:
         trajectory, now = planned.trajectory, time.monotonic()
         self.latency_s = NAN if self._ends_at is None else max(0.0, now - self._ends_at)
         self._consumed.note(planned.trimmed)
+        self._sent = trajectory
         self._previous, self._ends_at = trajectory, now + (trajectory.end_ns - now_ns) / 1e9
         self.commanding, self.nonfinite_in_a_row, self.published = True, 0, self.published + 1
         self.trimmed += planned.trimmed

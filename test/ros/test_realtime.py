@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 
 import numpy as np
 from conftest import EchoPolicy
@@ -55,3 +56,22 @@ def test_real_time_chunking_starts_free_after_a_stop(sim):
     bench.send(T0 + 4 * DT)
     answered(bench, 2)
     assert bench.policy.leftovers == [None, None]
+
+
+def test_a_real_policy_continues_its_running_chunk(sim, checkpoint):
+    """Cached and dense calls alike: where the running chunk goes on, the next is nearer to it than without."""
+    jumps = {}
+    for rtc in ('off', 'exp'):
+        bench = sim(real=True, checkpoint=str(checkpoint), device='cpu', slots=4, rtc=rtc, call_lead_s=0.2)
+        now = T0
+        for number in range(4):
+            bench.send_time(now)
+            bench.send(now, positions=(.3 * number,) * 7)
+            answered(bench, number + 1)
+            worker = bench.node._worker
+            bench.until(lambda worker=worker: not worker._busy, 'the end of the call')
+            now = worker._not_before_ns
+        found = [np.reshape(chunk.actions, (16, 7)) for chunk in bench.chunks]
+        step = (stamp_of(bench.chunks[1]) - T0) // DT
+        jumps[rtc] = [np.abs(after[0] - before[step]).max() for before, after in pairwise(found)]
+    assert max(jumps['exp']) < 0.5 * max(jumps['off']), jumps

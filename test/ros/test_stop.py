@@ -28,6 +28,29 @@ def test_stop_with_stale_joints_holds_the_running_command(sim):
     assert [stamp_of(t) for t in bench.trajectories] == [T0, 0, T0 + S]
 
 
+def test_stop_after_a_reset_holds_what_the_robot_still_executes(sim):
+    bench = sim()
+    bench.send(T0)
+    answered(bench)
+    bench.send_time(T0 + 2 * DT)
+    assert bench.trigger('reset_episode').success and bench.trigger('stop').success
+    bench.until(lambda: len(bench.trajectories) == 2, 'the hold')
+    np.testing.assert_allclose(positions(bench.trajectories[1]), [[.02] * 7], atol=1e-6)
+
+
+def test_stop_after_the_clock_moved_back_holds_where_the_robot_is(sim):
+    """Of the running trajectory it can no longer be said how far it has come."""
+    bench = sim()
+    bench.send(T0)
+    answered(bench)
+    bench.send_time(T0 - S)
+    bench.send_joints(T0 - S, (.05,) * 7)
+    bench.until(lambda: bench.node._buffer.measured(T0 - S) is not None, 'the joint states')
+    assert bench.trigger('stop').success
+    bench.until(lambda: len(bench.trajectories) == 2, 'the hold')
+    np.testing.assert_allclose(positions(bench.trajectories[1]), [[.05] * 7], atol=1e-6)
+
+
 def test_deactivate_holds_the_running_command(sim):
     bench = sim()
     bench.send(T0)
