@@ -25,6 +25,7 @@ COMMANDS = {
     'characterize': ('rmuscle_core.evaluation.characterize_commands',
                      'what repeated executions have in common inside the model'),
     'replay': ('rmuscle_core.replay.commands', 'recorded executions dense and cached side by side, as one report'),
+    'tune': ('rmuscle_core.tuning.commands', 'choose ratios and window on recorded executions'),
     'workcell': ('rmuscle_core.workcell.commands', 'simulated two-arm work cell: demonstrations, training, evaluation'),
 }
 EXTRAS = {'triton': 'gpu', 'rosbags': 'bags', 'pyarrow': 'lerobot', 'av': 'lerobot', 'websockets': 'serve',

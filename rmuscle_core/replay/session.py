@@ -56,23 +56,34 @@ class Session:
         self.dense.close()
         self.cached.close()
 
+    def prepare(self) -> tuple[list[RecordedEpisode], list[tuple[str, str]]]:
+        """Record the references; return the other episodes, read, and which were skipped and why."""
+        skipped: list[tuple[str, str]] = []
+        self._record_references(skipped, lambda: None)
+        return [episode for pending in self.tested if (episode := self._tested(pending, skipped))], skipped
+
     def run(self, progress: Callable[[], None] = lambda: None) -> Replayed:
         """Record the references, replay the rest; progress() after every episode."""
         found = Replayed()
-        for pending in self.references:
-            if episode := _read(pending, found.skipped):
-                self._record(episode)
-            progress()
-        if self.references:
-            self.cached.memory.retriever.use(self.cached.library.index())
-        known = {stored.episode for stored in self.cached.library.episodes}
+        self._record_references(found.skipped, progress)
         for pending in self.tested:
-            if pending.name in known:
-                found.skipped.append((pending.name, 'it is in the library and would be compared with itself'))
-            elif episode := _read(pending, found.skipped):
+            if episode := self._tested(pending, found.skipped):
                 self._replay(episode, found)
             progress()
         return found
+
+    def _tested(self, pending: PendingEpisode, skipped: list[tuple[str, str]]) -> RecordedEpisode | None:
+        if any(stored.episode == pending.name for stored in self.cached.library.episodes):
+            skipped.append((pending.name, 'it is in the library and would be compared with itself'))
+            return None
+        return _read(pending, skipped)
+
+    def _record_references(self, skipped: list[tuple[str, str]], progress: Callable[[], None]) -> None:
+        for pending in self.references:
+            if episode := _read(pending, skipped):
+                self._record(episode)
+            progress()
+        self.cached.memory.retriever.use(self.cached.library.index())
 
     def _record(self, episode: RecordedEpisode) -> None:
         task = task_of(episode.observations[0].prompt)

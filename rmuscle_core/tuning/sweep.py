@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every setting on every recorded call: how far the actions move from the dense ones, and what the call costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from rmuscle_core.bench.roofline import Peaks, floors
+from rmuscle_core.engine.eager import Embedded
+from rmuscle_core.engine.plan import CallPlan, plan_call
+from rmuscle_core.errors import EpisodeError
+from rmuscle_core.library import Reference, ReferenceId
+from rmuscle_core.library.recording import RecordedEpisode
+from rmuscle_core.policy import MusclePolicy, task_of
+from rmuscle_core.retrieval import Match, Retriever
+
+TOKENS, NEURONS, WINDOWS = (0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0), (0.25, 0.35, 0.5, 0.65, 0.75, 1.0), (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Grid:
+    tokens: Sequence[float] = TOKENS
+    neurons: Sequence[float] = NEURONS
+    windows: Sequence[int] = WINDOWS
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """errors [calls, windows, tokens, neurons]: mean |cached - dense| over executed steps and joints, normalised.
+
+    milliseconds [windows, tokens, neurons]: mean cost of a call, fallbacks included. episodes [calls]: which episode a
+    call is of. similarity [windows]: of the reference served, mean. dense_ms: of a dense call.
+    """
+
+    grid: Grid
+    errors: np.ndarray
+    milliseconds: np.ndarray
+    episodes: np.ndarray
+    similarity: np.ndarray
+    dense_ms: float
+
+
+@dataclass(frozen=True)
+class _Call:
+    episode: int
+    embedded: Embedded
+    reference: Reference  # what this call would leave in a library: its key, states and chunk
+    dense: torch.Tensor
+
+
+def sweep(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], grid: Grid, executed: int,
+          peaks: Peaks | None = None, progress: Callable[[int, int], None] = lambda done, total: None) -> Sweep:
+    """Replay the episodes at every setting, with references of the policy's library.
+
+    A window changes which reference is ready, so it is asked of the retriever; ratios are then computed for the
+    references that came up. peaks: predict the cost for that device instead of measuring it here.
+    Raises EpisodeError when there is nothing to replay.
+    """
+    calls = [call for number, episode in enumerate(episodes) for call in _dense_calls(policy, number, episode)]
+    if not calls:
+        raise EpisodeError('no episode is left to try settings on; record more')
+    matches = [[_match(policy, calls, i, window) for window in grid.windows] for i in range(len(calls))]
+    cost = _Cost(policy, calls[0].embedded, peaks)
+    shape = len(grid.windows), len(grid.tokens), len(grid.neurons)
+    errors, spent = np.zeros((len(calls), *shape)), np.zeros((len(calls), *shape))
+    for i, call in enumerate(calls):
+        tried: dict[tuple[ReferenceId, bool], tuple[np.ndarray, np.ndarray]] = {}
+        for w, match in enumerate(matches[i]):
+            if match is None or match.similarity < policy.settings.min_similarity:
+                spent[i, w] = cost.of(CallPlan(), lambda call=call: policy.engine.act(call.embedded, CallPlan(), None))
+                continue
+            action_cache = match.similarity >= policy.settings.action_similarity
+            key = match.id, action_cache
+            if key not in tried:
+                tried[key] = _try_all(policy, call, match.id, action_cache, grid, executed, cost)
+            errors[i, w], spent[i, w] = tried[key]
+        progress(i + 1, len(calls))
+    similar = [[match.similarity if match else 0.0 for match in row] for row in matches]
+    return Sweep(grid, errors, spent.mean(0) + cost.embed_ms, np.array([call.episode for call in calls]),
+                 np.mean(similar, axis=0), cost.dense_ms)
+
+
+def _dense_calls(policy: MusclePolicy, number: int, episode: RecordedEpisode) -> list[_Call]:
+    references = policy.record_references(episode.observations, task_of(episode.observations[0].prompt), episode.name)
+    calls = []
+    for observation, reference in zip(episode.observations, references):
+        embedded = policy.engine.embed(policy.processor.encode(observation))
+        calls.append(_Call(number, embedded, reference, policy.engine.act(embedded, CallPlan(), None)[0]))
+    return calls
+
+
+def _match(policy: MusclePolicy, calls: Sequence[_Call], i: int, window: int) -> Match | None:
+    """The best of the references that the call before would have had expanded."""
+    settings = replace(policy.settings, window=window)
+    retriever = Retriever(policy.library.index(), settings)
+    call = calls[i].reference
+    before = calls[i - 1].reference if i and calls[i - 1].episode == calls[i].episode else None
+    task, views = call.id.task, call.views
+    if before is None:
+        wanted = retriever.candidates(None, task, views)
+    elif policy.config.action_dim != policy.config.state_dim:
+        wanted = retriever.candidates(retriever.nearest(before.key, before.states, task, views), task, views)
+    else:
+        last = before.chunk[min(policy.execute_steps, len(before.chunk)) - 1]
+        wanted = retriever.ahead(before.key, before.states, policy.processor.normalize_state(last), task, views)
+    return retriever.match(call.key, call.states, wanted[:settings.slots], task, views)
+
+
+def _try_all(policy: MusclePolicy, call: _Call, identity: ReferenceId, action_cache: bool, grid: Grid, executed: int,
+             cost: _Cost) -> tuple[np.ndarray, np.ndarray]:
+    """Errors and milliseconds [tokens, neurons] of one call served by one reference."""
+    engine, reference = policy.engine, policy.library.load(identity)
+    errors, spent = (np.zeros((len(grid.tokens), len(grid.neurons))) for _ in range(2))
+    ranked = torch.from_numpy(reference.neurons.astype(np.int32))
+    for n, neuron_ratio in enumerate(grid.neurons):
+        if n and not action_cache:  # denoising runs dense whatever the ratio is
+            errors[:, n], spent[:, n] = errors[:, 0], spent[:, 0]
+            continue
+        for t, token_ratio in enumerate(grid.tokens):
+            plan = plan_of(policy, call.embedded, token_ratio, neuron_ratio if action_cache else 1.0)
+            if t == 0:
+                engine.expand(reference, 0, ranked, plan, lambda: None)
+            work = lambda plan=plan: engine.act(call.embedded, plan, 0)  # noqa: E731
+            actions, _ = work()
+            moved = (actions - call.dense)[:executed, :policy.config.action_dim].abs().mean()
+            errors[t, n], spent[t, n] = float(moved), cost.of(plan, work)
+    return errors, spent
+
+
+def plan_of(policy: MusclePolicy, embedded: Embedded, token_ratio: float, neuron_ratio: float) -> CallPlan:
+    """The plan of both ratios; a ratio of one is that cache switched off."""
+    settings = replace(policy.settings, mode='full', profile='custom', token_ratio=token_ratio,
+                       neuron_ratio=neuron_ratio)
+    plan = plan_call(settings, policy.config, embedded.tokens, embedded.text)
+    return replace(plan, neurons=None, residual='none') if neuron_ratio == 1.0 else plan
+
+
+class _Cost:
+    """Milliseconds of a call: predicted where peaks are given, else measured (on a CPU in CPU time, which other
+    programs leave alone), once per plan."""
+
+    def __init__(self, policy: MusclePolicy, embedded: Embedded, peaks: Peaks | None) -> None:
+        self._policy, self._peaks, self._embedded = policy, peaks, embedded
+        self._known: dict[CallPlan, float] = {}
+        self._clock = time.process_time if policy.engine.device.type == 'cpu' else time.perf_counter
+        # what is the same for every setting counts too, or ratios would look better than they are
+        self.embed_ms = 0.0 if peaks else self._measure(lambda: policy.engine.embed(embedded.inputs))
+        self.dense_ms = self.embed_ms + self.of(CallPlan(), lambda: policy.engine.act(embedded, CallPlan(), None))
+
+    def of(self, plan: CallPlan, work: Callable[[], object]) -> float:
+        if plan not in self._known:
+            self._known[plan] = self._measure(work) if self._peaks is None else self._predict(plan)
+        return self._known[plan]
+
+    def _measure(self, work: Callable[[], object]) -> float:
+        taken = []
+        for _ in range(3):
+            start = self._clock()
+            work()
+            taken.append(1e3 * (self._clock() - start))
+        return float(np.median(taken))
+
+    def _predict(self, plan: CallPlan) -> float:
+        config = self._policy.config
+        element = torch.empty(0, dtype=config.compute_dtype).element_size()
+        return floors(config, len(self._policy.cameras), self._embedded.text, plan, element, self._peaks)['total']
