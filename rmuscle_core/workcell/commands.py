@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rmuscle workcell demos | train | evaluate``."""
+"""``rmuscle workcell demos | train | evaluate | bag``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 
 from rmuscle_core.settings import Settings, rows
 from rmuscle_core.workcell import train
+from rmuscle_core.workcell.tasks import TASKS
+
+PIXELS = 64  # edge of a recorded view
 
 if TYPE_CHECKING:
     from rmuscle_core.workcell.evaluate import Episode
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the ``workcell`` command; the simulator is imported only by the commands that run it."""
-    parser = subparsers.add_parser('workcell', help='the simulated two-arm workstation')
+    parser = subparsers.add_parser('workcell', help='the simulated workstations')
     commands = parser.add_subparsers(required=True, metavar='command')
     demos = commands.add_parser('demos', help='record successful demonstrations of the scripted expert')
     demos.add_argument('--episodes', type=int, default=500, help='successful episodes to record')
@@ -26,6 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     demos.add_argument('--every', type=int, default=3, help='control steps between two stored frames')
     demos.add_argument('--seed', type=int, default=100_000, help='seed of the first episode; keep test seeds below it')
     demos.add_argument('--out', type=Path, required=True, help='demonstration file (.npz) to write')
+    add_task(demos)
     demos.set_defaults(run=run_demos)
     training = commands.add_parser('train', help='train a small pi0.5 policy on demonstrations')
     train.add_arguments(training)
@@ -40,8 +44,21 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     evaluation.add_argument('--record', type=Path, help='write the successful episodes for "rmuscle library build"')
     evaluation.add_argument('--device', default='cpu')
     evaluation.add_argument('--json', action='store_true', help='print one JSON object')
+    add_task(evaluation)
     add_settings(evaluation)
     evaluation.set_defaults(run=run_evaluate)
+    bag = commands.add_parser('bag', help='record executions of a policy as a ROS 2 bag (mcap)')
+    bag.add_argument('--checkpoint', type=Path, required=True)
+    bag.add_argument('--episodes', type=int, default=6)
+    bag.add_argument('--seed', type=int, default=6000, help='seed of the first episode (%(default)s)')
+    bag.add_argument('--out', type=Path, required=True, help='bag folder to make')
+    add_task(bag)
+    bag.set_defaults(run=run_bag)
+
+
+def add_task(parser: argparse.ArgumentParser) -> None:
+    """Option naming the workstation."""
+    parser.add_argument('--task', choices=TASKS, default='transfer_cube', help='workstation (default: transfer_cube)')
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
@@ -61,16 +78,16 @@ def chosen_settings(args: argparse.Namespace) -> Settings:
 def run_demos(args: argparse.Namespace) -> int:
     """Record and write a demonstration file."""
     from rmuscle_core.workcell import dataset
-    from rmuscle_core.workcell.cell import WorkCell
     from rmuscle_core.workcell.demonstrations import record
 
-    start, cell = time.monotonic(), WorkCell()
+    task = TASKS[args.task]
+    start, cell = time.monotonic(), task.make_cell(PIXELS)
 
     def progress(done: int, tried: int) -> None:
         if done % 50 == 0 or done == args.episodes:
             print(f'{done} successful of {tried} episodes, {time.monotonic() - start:.0f} s', flush=True)
 
-    demonstrations = record(cell, args.episodes, args.located, args.seed, args.every, progress)
+    demonstrations = record(task.make_teacher(cell), args.episodes, args.located, args.seed, args.every, progress)
     cell.close()
     size = dataset.write(args.out, demonstrations)
     print(f'{args.out}: {len(demonstrations.images)} frames, {len(demonstrations.located_images)} still frames, '
@@ -81,7 +98,6 @@ def run_demos(args: argparse.Namespace) -> int:
 def run_evaluate(args: argparse.Namespace) -> int:
     """Run episodes and print how many succeeded."""
     from rmuscle_core.policy import MusclePolicy
-    from rmuscle_core.workcell.cell import WorkCell
     from rmuscle_core.workcell.evaluate import run_episodes, summary
 
     policy = MusclePolicy.load(args.checkpoint, chosen_settings(args), args.library, args.device)
@@ -92,13 +108,13 @@ def run_evaluate(args: argparse.Namespace) -> int:
             print(f'seed {episode.seed}: {"success" if episode.success else "failure"} after {episode.steps} steps, '
                   f'{len(episode.reports)} calls', flush=True)
 
-    cell = WorkCell(policy.config.vision.image_size)
+    cell = TASKS[args.task].make_cell(policy.config.vision.image_size)
     seeds = range(args.seed, args.seed + args.episodes)
     episodes = run_episodes(cell, policy, seeds, execute, args.frozen, progress)
     policy.close()
     cell.close()
     if args.record:
-        record(args.record, episodes)
+        record(args.record, episodes, cell.joints)
     result = summary(episodes)
     low, high = result['interval']
     print(json.dumps(result) if args.json else
@@ -108,10 +124,24 @@ def run_evaluate(args: argparse.Namespace) -> int:
     return 0
 
 
-def record(path: Path, episodes: list[Episode]) -> None:
+def record(path: Path, episodes: list[Episode], joints: tuple[str, ...]) -> None:
     """Write what the policy saw in its successful episodes."""
     from rmuscle_core.library.recording import RecordedEpisode, write_recording
-    from rmuscle_core.workcell.cell import JOINTS
 
     write_recording(path, [RecordedEpisode(f'seed-{episode.seed}', True, episode.observations)
-                           for episode in episodes if episode.success], JOINTS)
+                           for episode in episodes if episode.success], joints)
+
+
+def run_bag(args: argparse.Namespace) -> int:
+    """Write dense executions as a robot would have recorded them."""
+    from rmuscle_core.policy import MusclePolicy
+    from rmuscle_core.workcell.bag import write_bag
+
+    policy = MusclePolicy.load(args.checkpoint, Settings(mode='dense'))
+    cell = TASKS[args.task].make_cell(policy.config.vision.image_size)
+    write_bag(args.out, cell, policy, range(args.seed, args.seed + args.episodes))
+    policy.close()
+    cell.close()
+    size = sum(file.stat().st_size for file in args.out.iterdir())
+    print(f'{args.out}: {args.episodes} episodes, {size / 1e6:.1f} MB')
+    return 0

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import lzma
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -23,9 +24,9 @@ _IMAGES = ('images', 'located_images')
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Successful episodes, and still frames that only show where the cube is.
+    """Successful episodes, and still frames that only show where things are.
 
-    F frames of E episodes, V cameras of S pixels, N control steps of a plan, Q still frames.
+    F frames of E episodes, V cameras of S pixels, N control steps of a plan, Q still frames, D landmark coordinates.
     """
 
     cameras: np.ndarray  # str [V]
@@ -34,13 +35,23 @@ class Demonstrations:
     task: np.ndarray  # str, scalar
     images: np.ndarray  # uint8 [F, V, S, S, 3]
     states: np.ndarray  # float32 [F, A]
-    cubes: np.ndarray  # float32 [F, 3], metres, at the frame
+    landmarks: np.ndarray  # float32 [F, D], metres: what the policy has to see, at the frame
     episodes: np.ndarray  # int32 [F]
     steps: np.ndarray  # int32 [F]: commands[episode, step] is the first command given after the frame
     commands: np.ndarray  # float32 [E, N, A], as planned: without the disturbance added while recording
     located_images: np.ndarray  # uint8 [Q, V, S, S, 3]
     located_states: np.ndarray  # float32 [Q, A]
-    located_cubes: np.ndarray  # float32 [Q, 3]
+    located_landmarks: np.ndarray  # float32 [Q, D]
+
+    def seen_by(self, cameras: Sequence[str]) -> Demonstrations:
+        """Only the views of ``cameras``, in that order; RMuscleError when one was not recorded."""
+        recorded = self.cameras.tolist()
+        for camera in cameras:
+            if camera not in recorded:
+                raise RMuscleError(f'the demonstrations have no camera {camera!r}; recorded are {", ".join(recorded)}')
+        views = [recorded.index(camera) for camera in cameras]
+        return replace(self, cameras=self.cameras[views], images=self.images[:, views],
+                       located_images=self.located_images[:, views])
 
     def chunks(self, length: int) -> np.ndarray:
         """Commands that follow each frame, float32 [F, length, A]; a plan's last command is held."""
@@ -65,7 +76,9 @@ def read(path: str | Path) -> Demonstrations:
     """Read and unpack a demonstration file; RMuscleError when it is missing, damaged or something else."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {field.name: file[field.name] for field in fields(Demonstrations)}
+            old = 'cubes' in file  # a file of before there was a second task: cubes are [x, y, z]
+            arrays = {field.name: file[field.name.replace('landmarks', 'cubes')][..., :2]
+                      if old and 'landmarks' in field.name else file[field.name] for field in fields(Demonstrations)}
             for name in _IMAGES:
                 arrays[name] = _unpack(arrays[name], file[f'{name}_ends'], file[f'{name}_shape'])
     except (OSError, ValueError, KeyError, EOFError, BadZipFile, lzma.LZMAError) as error:

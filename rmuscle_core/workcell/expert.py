@@ -13,11 +13,12 @@ import mujoco
 import numpy as np
 from gym_aloha.constants import START_ARM_POSE
 
-from rmuscle_core.workcell.cell import ARM_JOINTS, WorkCell
+from rmuscle_core.workcell.cell import ARM_JOINTS, CUBE_RANGE, JOINTS, WorkCell
 
 TIP = 0.125  # metres from the gripper link to between the fingertips
 STEPS = 120  # control periods of a whole plan
 OPEN, CLOSED = 1.0, 0.0
+RESTING_HEIGHT = 0.02  # metres, cube centre on the table
 _ROTATION_WEIGHT = 0.3  # metres per radian
 _DAMPING = 1e-4
 _MAX_JOINT_STEP = 0.2  # radians per iteration
@@ -136,3 +137,36 @@ def plan(cell: WorkCell) -> np.ndarray:
             joints = [arm.reach(q, target) for arm, q, target in zip(arms, joints, targets)]
             commands.append(np.concatenate([[*q, target.gripper] for q, target in zip(joints, targets)]))
     return np.array(commands, np.float32)
+
+
+class TransferTeacher:
+    """Records the expert in its cell; see demonstrations.Teacher."""
+
+    disturbances = (0.0, 0.02, 0.04)  # radians, by turns
+    recorded_steps = 104
+    pose_steps = 46  # then the cube is moved
+
+    def __init__(self, cell: WorkCell):
+        self.cell = cell
+
+    def plan(self) -> np.ndarray:
+        return plan(self.cell)
+
+    def exposure(self, commands: np.ndarray) -> np.ndarray:
+        """Less while a hand closes on the cube, none of the grippers."""
+        step = np.arange(len(commands))[:, None]
+        arms = np.array(['gripper' not in joint for joint in JOINTS])
+        return np.where(((step > 32) & (step < 52)) | (step > 84), 0.25, 1.0) * arms
+
+    def landmarks(self) -> np.ndarray:
+        """Cube (x, y), metres, float32 [2]."""
+        return self.cell.cube()[:2].astype(np.float32)
+
+    def pose(self) -> np.ndarray:
+        return self.cell.data.qpos.copy()
+
+    def still(self, pose: np.ndarray, generator: np.random.Generator) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Images and landmarks of the arms in ``pose`` and a cube anywhere on the table."""
+        cube = generator.uniform(*CUBE_RANGE)
+        positions = np.concatenate([pose[:16], cube, [RESTING_HEIGHT, 1, 0, 0, 0]])
+        return self.cell.scene.render(positions), cube.astype(np.float32)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the policy is trained on: flow matching of action chunks, and saying where the cube is."""
+"""What the policy is trained on: flow matching of action chunks, and saying where things are."""
 
 from __future__ import annotations
 
@@ -40,55 +40,59 @@ def disturb(pixels: torch.Tensor, states: torch.Tensor) -> tuple[torch.Tensor, t
 class Objective(nn.Module):
     """The policy with its training losses.
 
-    ``locators`` read the cube's position off the visual tokens, as they enter and as they leave the prefix; that makes
-    the prefix worth attending to long before the action loss would. They are not part of the checkpoint. They read
-    each view's maximum over tokens, because the cube is one token of 64: through the mean, or the maximum over all
-    views, it is not found in the hundreds of steps that this takes.
+    ``locators`` read the landmarks' positions off the visual tokens, as they enter and as they leave the prefix; that
+    makes the prefix worth attending to long before the action loss would. They are not part of the checkpoint. They
+    read each view's maximum over tokens, because a landmark is one token of 64: through the mean, or the maximum over
+    all views, it is not found in the hundreds of steps that this takes.
     Padding dimensions of actions are disconnected instead of trained: at inference they carry noise nothing reads.
     """
 
-    def __init__(self, model: VLA, prompts: PromptWriter):
+    def __init__(self, model: VLA, prompts: PromptWriter, landmarks: int):
         super().__init__()
         self.model, self._prompts = model, prompts
         views = len(model.config.cameras)
-        self.locators = nn.ModuleList(nn.Linear(views * model.config.prefix.width, 2) for _ in range(2))
+        self.locators = nn.ModuleList(nn.Linear(views * model.config.prefix.width, landmarks) for _ in range(2))
         self._visual = views, model.config.vision.tokens
         with torch.no_grad():
             model.expert.action_in.weight[:, model.config.action_dim:] = 0
             model.expert.action_out.weight[model.config.action_dim:] = 0
 
-    def prefill(self, frames: Frames, augment: bool) -> tuple[PrefixCache, torch.Tensor]:
-        """Prefix of B frames, and the visual tokens [B,T,D] that entered it."""
+    def look(self, frames: Frames, augment: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Visual tokens [B,T,D] of B frames, and the states [B,A] that go with them."""
         pixels, states = to_pixels(frames.images), frames.states
         if augment:
             pixels, states = disturb(pixels, states)
-        visual = self.model.embed_images(pixels.flatten(0, 1)).unflatten(0, pixels.shape[:2]).flatten(1, 2)
+        return self.model.embed_images(pixels.flatten(0, 1)).unflatten(0, pixels.shape[:2]).flatten(1, 2), states
+
+    def prefill(self, frames: Frames, augment: bool) -> tuple[PrefixCache, torch.Tensor]:
+        """Prefix of B frames, and the visual tokens [B,T,D] that entered it."""
+        visual, states = self.look(frames, augment)
         prompt = self.model.embed_prompt(self._prompts(states))
         return self.model.prefill(torch.cat([visual, prompt], 1), dense), visual
 
-    def locate(self, frames: Frames, augment: bool) -> torch.Tensor:
-        """Each locator's estimate of the cube's (x, y), standard units, float32 [2,B,2]."""
-        cache, entering = self.prefill(frames, augment)
-        pooled = []
-        for tokens in (entering, cache.hidden[:, :entering.shape[1]]):
-            tokens = rms_norm(tokens, torch.zeros((), device=tokens.device))
-            pooled.append(tokens.unflatten(1, self._visual).amax(2).flatten(1))
-        return torch.stack([locator(x) for locator, x in zip(self.locators, pooled)]).float()
+    def locate(self, cache: PrefixCache, visual: torch.Tensor) -> torch.Tensor:
+        """Each locator's estimate of the landmarks from a prefix, standard units, float32 [2,B,D]."""
+        ends = visual, cache.hidden[:, :visual.shape[1]]
+        return torch.stack([self._estimate(end, tokens) for end, tokens in enumerate(ends)])
 
-    def locate_loss(self, frames: Frames, augment: bool = True) -> torch.Tensor:
-        """Mean squared error of the cube's position, both locators, standard units."""
-        return (self.locate(frames, augment) - frames.cubes[:, :2]).square().mean()
+    def look_loss(self, frames: Frames) -> torch.Tensor:
+        """Mean squared error of the landmarks as they enter the prefix, standard units; costs the vision alone."""
+        return (self._estimate(0, self.look(frames, augment=True)[0]) - frames.landmarks).square().mean()
 
-    def flow_loss(self, frames: Frames, repeats: int, augment: bool = True) -> torch.Tensor:
-        """Flow-matching loss; ``repeats`` draws of noise and time share each frame's prefix, the costly part."""
-        cache = self.prefill(frames, augment)[0].repeat(repeats)
+    def losses(self, frames: Frames, repeats: int, augment: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+        """Flow-matching loss, and mean squared error of the landmarks at both ends of the prefix.
+
+        ``repeats`` draws of noise and time share each frame's prefix, the costly part.
+        """
+        cache, visual = self.prefill(frames, augment)
+        seen = (self.locate(cache, visual) - frames.landmarks).square().mean()
         actions = frames.chunks.repeat(repeats, 1, 1)
         noise = torch.randn_like(actions)
         # Beta(1.5, 1) by its inverse distribution function: pi0's preference for the noisy end.
         time = torch.rand(len(actions), device=actions.device) ** (2 / 3) * 0.999 + 0.001
         noisy = time[:, None, None] * noise + (1 - time[:, None, None]) * actions
-        velocity = self.model.velocity(cache, self._padded(noisy), 0, dense, time=time)
-        return (velocity[..., :actions.shape[-1]].float() - (noise - actions)).square().mean()
+        velocity = self.model.velocity(cache.repeat(repeats), self._padded(noisy), 0, dense, time=time)
+        return (velocity[..., :actions.shape[-1]].float() - (noise - actions)).square().mean(), seen
 
     def action_error(self, frames: Frames) -> torch.Tensor:
         """Mean absolute error of denoised chunks, normalised units."""
@@ -98,3 +102,7 @@ class Objective(nn.Module):
 
     def _padded(self, actions: torch.Tensor) -> torch.Tensor:
         return nn.functional.pad(actions, (0, self.model.config.padded_dim - actions.shape[-1]))
+
+    def _estimate(self, end: int, tokens: torch.Tensor) -> torch.Tensor:
+        tokens = rms_norm(tokens, torch.zeros((), device=tokens.device))
+        return self.locators[end](tokens.unflatten(1, self._visual).amax(2).flatten(1)).float()

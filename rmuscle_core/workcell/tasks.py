@@ -5,9 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from rmuscle_core.workcell.demonstrations import Teacher
 
 
 class Cell(Protocol):
@@ -39,6 +42,7 @@ class Task:
 
     policy: str
     make_cell: Callable[[int], Cell]
+    make_teacher: Callable[[Cell], Teacher]
 
 
 def _transfer_cube(pixels: int) -> Cell:
@@ -47,4 +51,25 @@ def _transfer_cube(pixels: int) -> Cell:
     return WorkCell(pixels)
 
 
-TASKS = {'transfer_cube': Task('transfer_cube', _transfer_cube)}
+def _transfer_cube_teacher(cell: Cell) -> Teacher:
+    from rmuscle_core.workcell.expert import TransferTeacher
+
+    return TransferTeacher(cell)
+
+
+def _pick_place(pixels: int) -> Cell:
+    from rmuscle_core.workcell.pick_place import PickPlaceCell
+
+    return PickPlaceCell(pixels)
+
+
+def _pick_place_teacher(cell: Cell) -> Teacher:
+    from rmuscle_core.workcell.pick_place_expert import PickPlaceTeacher
+
+    return PickPlaceTeacher(cell)
+
+
+TASKS = {
+    'transfer_cube': Task('transfer_cube', _transfer_cube, _transfer_cube_teacher),
+    'pick_place': Task('pick_place', _pick_place, _pick_place_teacher),
+}

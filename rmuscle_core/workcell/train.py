@@ -31,7 +31,8 @@ WARM_UP_STEPS, FINAL_RATE = 100, 0.02
 EMA_DECAY = 0.998
 
 
-def policy_config(demonstrations: Demonstrations, scale: float = 1.0) -> ModelConfig:
+def policy_config(demonstrations: Demonstrations, scale: float = 1.0, layers: int = 6,
+                  prefix_width: int = 192) -> ModelConfig:
     """pi0.5's proportions: one key/value head, prefix FFN 8 times and expert FFN 4 times the width.
 
     scale: multiplies the widths, for quick tests.
@@ -41,11 +42,10 @@ def policy_config(demonstrations: Demonstrations, scale: float = 1.0) -> ModelCo
 
     vision = VisionConfig(image_size=demonstrations.images.shape[2], patch=8, width=sized(128), layers=4,
                           mlp=4 * sized(128), heads=4)
-    head = sized(192) // 4
-    joints = len(demonstrations.joints)
+    width, joints = sized(prefix_width), len(demonstrations.joints)
     return ModelConfig(
-        kind='pi05', vision=vision, prefix=TransformerConfig(sized(192), 6, 8 * sized(192), 4, 1, head),
-        expert=TransformerConfig(sized(128), 6, 4 * sized(128), 4, 1, head), vocab=ByteTokenizer.vocab,
+        kind='pi05', vision=vision, prefix=TransformerConfig(width, layers, 8 * width, 4, 1, width // 4),
+        expert=TransformerConfig(sized(128), layers, 4 * sized(128), 4, 1, width // 4), vocab=ByteTokenizer.vocab,
         cameras=tuple(demonstrations.cameras.tolist()), state_dim=joints, action_dim=joints, chunk_size=16,
         execute_steps=12, prompt_length=96)
 
@@ -59,7 +59,7 @@ class Trainer:
         self.args, self.on_cuda = args, args.device.startswith('cuda')
         self.data = TrainingData(demonstrations, config.chunk_size, args.device)
         prompts = PromptWriter(str(demonstrations.task), config.action_dim, args.device)
-        self.objective = Objective(VLA(config), prompts).to(args.device)
+        self.objective = Objective(VLA(config), prompts, self.data.landmark_scale.size).to(args.device)
         self.average = copy.deepcopy(self.objective).requires_grad_(False)
         self.rate = torch.zeros((), device=args.device)
         decayed = [p for p in self.objective.parameters() if p.ndim > 1]
@@ -69,21 +69,22 @@ class Trainer:
             betas=(0.9, 0.95), fused=True, capturable=self.on_cuda)
 
     def precision(self) -> torch.autocast | nullcontext:
-        """bfloat16 matrix products on a GPU, float32 on a CPU."""
-        return torch.autocast('cuda', torch.bfloat16) if self.on_cuda else nullcontext()
+        """bfloat16 matrix products, or float32."""
+        device = 'cuda' if self.on_cuda else 'cpu'
+        return torch.autocast(device, torch.bfloat16) if self.args.bfloat16 else nullcontext()
 
     def locate_step(self) -> torch.Tensor:
-        """Learn to see: still frames only."""
+        """Learn to see: still frames only, vision only."""
         with self.precision():
-            loss = self.objective.locate_loss(self._draw('located', self.args.batch))
+            loss = self.objective.look_loss(self._draw('located', self.args.batch))
         return self._descend(loss)
 
     def policy_step(self) -> torch.Tensor:
         """Learn to act, and keep seeing."""
         with self.precision():
-            loss = self.objective.flow_loss(self._draw('demonstrated', self.args.batch), self.args.repeats)
-            seen = self.objective.locate_loss(self._draw('located', max(1, self.args.batch // 3)))
-        return self._descend(loss + LOCATE_WEIGHT * seen)
+            flow, seen = self.objective.losses(self._draw('demonstrated', self.args.batch), self.args.repeats)
+            looked = self.objective.look_loss(self._draw('located', self.args.batch))
+        return self._descend(flow + LOCATE_WEIGHT * (seen + looked))
 
     def _draw(self, kind: str, count: int):
         frames = getattr(self.data, kind)
@@ -139,11 +140,11 @@ class Trainer:
         model.eval()
         with torch.random.fork_rng(devices=[self.args.device] if self.on_cuda else []), self.precision():
             torch.manual_seed(1)
-            flow, actions = self.average.flow_loss(few, 4, augment=False), self.average.action_error(few)
-            errors = self.average.locate(some, augment=False) - some.cubes[:, :2]
-        seen = ' / '.join(f'{100 * error:.2f}' for error in
-                          errors.square().mean((1, 2)).sqrt() * float(self.data.cube_scale[:2].mean()))
-        return f'held out: flow {flow:.4f}, actions {actions:.4f}, cube {seen} cm'
+            flow, actions = self.average.losses(few, 4, augment=False)[0], self.average.action_error(few)
+            errors = self.average.locate(*self.average.prefill(some, augment=False)) - some.landmarks
+        metres = errors.float().cpu() * torch.from_numpy(self.data.landmark_scale)
+        seen = ' / '.join(f'{100 * error:.2f}' for error in metres.square().mean((1, 2)).sqrt())
+        return f'held out: flow {flow:.4f}, actions {actions:.4f}, landmarks {seen} cm'
 
     def save(self, directory: Path) -> None:
         """Write the averaged policy as a LeRobot checkpoint, weights in bfloat16."""
@@ -190,7 +191,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--rate', type=float, default=8e-4, help='peak learning rate')
     parser.add_argument('--look-first', type=float, default=0.12, help='share of the run spent on still frames alone')
     parser.add_argument('--report', type=float, default=20.0, help='seconds between validations, each saves')
+    parser.add_argument('--cameras', nargs='+', help='views to train on, of those recorded (default: all)')
+    parser.add_argument('--bfloat16', action=argparse.BooleanOptionalAction, default=torch.cuda.is_available(),
+                        help='bfloat16 matrix products')
     parser.add_argument('--scale', type=float, default=1.0, help='multiplies the widths of the model')
+    parser.add_argument('--layers', type=int, default=6, help='of prefix and expert')
+    parser.add_argument('--prefix-width', type=int, default=192, help='its FFN is 8 times as wide')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--no-capture', dest='capture', action='store_false', help='do not use CUDA graphs')
 
@@ -199,11 +205,13 @@ def run_train(args: argparse.Namespace) -> int:
     """Train and save; a run that is interrupted leaves its last report's checkpoint."""
     start = time.monotonic()
     demonstrations = dataset.read(args.data)
+    if args.cameras:
+        demonstrations = demonstrations.seen_by(args.cameras)
     if len(demonstrations.images) < args.batch or not len(demonstrations.located_images):
         raise RMuscleError(f'{args.data} has {len(demonstrations.images)} frames and '
                            f'{len(demonstrations.located_images)} still frames, too few for batches of {args.batch}; '
                            'record more or lower --batch')
-    config = policy_config(demonstrations, args.scale)
+    config = policy_config(demonstrations, args.scale, args.layers, args.prefix_width)
     trainer = Trainer(demonstrations, config, args)
     size = sum(p.numel() for p in trainer.objective.model.parameters())
     print(f'{size / 1e6:.2f} M parameters, {len(trainer.data.demonstrated)} frames, loaded in '

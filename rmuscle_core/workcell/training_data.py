@@ -19,11 +19,11 @@ _HELD_OUT = 15  # one episode, and one still frame, in so many is kept for valid
 
 @dataclass(frozen=True)
 class Frames:
-    """Training pairs on the device; N frames, V views, A joints."""
+    """Training pairs on the device; N frames, V views, A joints, D landmark coordinates."""
 
     images: torch.Tensor  # uint8 [N,V,S,S,3]
     states: torch.Tensor  # float32 [N,A], normalised
-    cubes: torch.Tensor  # float32 [N,3], standardised
+    landmarks: torch.Tensor  # float32 [N,D], standardised
     chunks: torch.Tensor | None = None  # float32 [N,H,A], normalised
 
     def __len__(self) -> int:
@@ -32,14 +32,14 @@ class Frames:
     def take(self, index: torch.Tensor) -> Frames:
         """Return the frames at ``index`` [n] int64 on the device."""
         chunks = None if self.chunks is None else self.chunks[index]
-        return Frames(self.images[index], self.states[index], self.cubes[index], chunks)
+        return Frames(self.images[index], self.states[index], self.landmarks[index], chunks)
 
 
 class TrainingData:
     """Demonstrations normalised by their own quantiles, split into training and held-out episodes.
 
     demonstrated, located: Frames to train on; held_demonstrated, held_located: the same for validation.
-    statistics: feature -> statistics, as the checkpoint stores them. cube_scale: metres per standard unit.
+    statistics: feature -> statistics, as the checkpoint stores them. landmark_scale: metres per standard unit [D].
     """
 
     def __init__(self, demonstrations: Demonstrations, chunk_size: int, device: str):
@@ -48,22 +48,24 @@ class TrainingData:
         self.statistics = {'observation.state': widened(feature_statistics(demonstrations.states[~held])),
                            'action': widened(feature_statistics(chunks[~held].reshape(-1, chunks.shape[-1])))}
         state, action = (_normalizer(self.statistics, key) for key in self.statistics)
-        centre, self.cube_scale = demonstrations.located_cubes.mean(0), demonstrations.located_cubes.std(0) + 1e-3
+        located = demonstrations.located_landmarks
+        centre, self.landmark_scale = located.mean(0), located.std(0) + 1e-3
 
-        def frames(images: np.ndarray, states: np.ndarray, cubes: np.ndarray,
+        def frames(images: np.ndarray, states: np.ndarray, landmarks: np.ndarray,
                    actions: np.ndarray | None = None) -> Frames:
             on_device = [None if x is None else torch.from_numpy(np.ascontiguousarray(x)).to(device) for x in (
-                images, state.normalize(states), (cubes - centre) / self.cube_scale,
+                images, state.normalize(states), (landmarks - centre) / self.landmark_scale,
                 None if actions is None else action.normalize(actions))]
             return Frames(*on_device)
 
         self.demonstrated, self.held_demonstrated = (
-            frames(demonstrations.images[part], demonstrations.states[part], demonstrations.cubes[part], chunks[part])
+            frames(demonstrations.images[part], demonstrations.states[part], demonstrations.landmarks[part],
+                   chunks[part])
             for part in (~held, held))
         held = np.arange(len(demonstrations.located_images)) % _HELD_OUT == _HELD_OUT - 1
         self.located, self.held_located = (
             frames(demonstrations.located_images[part], demonstrations.located_states[part],
-                   demonstrations.located_cubes[part]) for part in (~held, held))
+                   demonstrations.located_landmarks[part]) for part in (~held, held))
 
 
 def widened(statistics: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -37,9 +37,9 @@ def demonstrations() -> Demonstrations:
         cameras=np.array(['top', 'left_wrist', 'right_wrist']), joints=np.array([f'j{i}' for i in range(JOINT_COUNT)]),
         control_rate=np.array(25.0), task=np.array('transfer cube'), images=pixels(frames),
         states=draw.normal(size=(frames, JOINT_COUNT)).astype(np.float32),
-        cubes=draw.uniform(0, 0.5, (frames, 3)).astype(np.float32),
+        landmarks=draw.uniform(0, 0.5, (frames, 2)).astype(np.float32),
         episodes=np.repeat(np.arange(episodes, dtype=np.int32), 4),
         steps=np.tile(np.array([0, 6, 12, 18], np.int32), episodes),
         commands=draw.normal(size=(episodes, 24, JOINT_COUNT)).astype(np.float32), located_images=pixels(still),
         located_states=draw.normal(size=(still, JOINT_COUNT)).astype(np.float32),
-        located_cubes=draw.uniform(0, 0.5, (still, 3)).astype(np.float32))
+        located_landmarks=draw.uniform(0, 0.5, (still, 2)).astype(np.float32))

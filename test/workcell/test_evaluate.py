@@ -18,9 +18,10 @@ from rmuscle_core.workcell import train
 def checkpoint(cell, tmp_path_factory):
     """A policy of the right shape that has learnt next to nothing."""
     from rmuscle_core.workcell.demonstrations import record
+    from rmuscle_core.workcell.expert import TransferTeacher
 
     directory = tmp_path_factory.mktemp('policy') / 'checkpoint'
-    made = record(cell, episodes=1, located=4, seed=0, every=20)
+    made = record(TransferTeacher(cell), episodes=1, located=4, seed=0, every=20)
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     args = parser.parse_args(['--data', 'unused', '--out', str(directory), '--device', 'cpu', '--batch', '1',
@@ -113,7 +114,7 @@ def test_recordings_hold_the_successful_episodes(cell, policy, tmp_path, monkeyp
 
     monkeypatch.setattr(type(cell), 'episode_steps', 24)
     first, second = evaluate.run_episodes(cell, policy, [3, 4], execute=12)
-    commands.record(tmp_path / 'recording.h5', [first, replace(second, success=True)])
+    commands.record(tmp_path / 'recording.h5', [first, replace(second, success=True)], cell.joints)
     with open_recording(tmp_path / 'recording.h5') as recording:
         episode, = list(recording)
         assert recording.joints == cell.joints

@@ -41,14 +41,15 @@ def test_inverse_kinematics_returns_to_a_pose_it_came_from(cell, expert):
     np.testing.assert_allclose(reached.rotation, target.rotation, atol=2e-2)
 
 
-def test_demonstrations(cell):
-    from rmuscle_core.workcell.demonstrations import LAST_STEP, record
+def test_demonstrations(cell, expert):
+    from rmuscle_core.workcell.demonstrations import record
 
-    made = record(cell, episodes=2, located=12, seed=0, every=20)
+    teacher = expert.TransferTeacher(cell)
+    made = record(teacher, episodes=2, located=12, seed=0, every=20)
     assert made.images.shape[1:] == (3, 64, 64, 3) and len(made.images) == len(made.states) == len(made.steps)
-    assert made.commands.shape[0] == 2 and set(made.episodes) == {0, 1} and made.steps.max() < LAST_STEP
+    assert made.commands.shape[0] == 2 and set(made.episodes) == {0, 1} and made.steps.max() < teacher.recorded_steps
     # the commands stored are the plan: the first frame's chunk starts at the start pose
     assert np.abs(made.chunks(4)[0, 0, :6] - made.states[0, :6]).max() < 0.05
     # one light and arm pose serves ten cubes, then another one
     assert (made.located_states[:10] == made.located_states[0]).all()
-    assert len(np.unique(made.located_cubes[:, 0])) == 12 and np.allclose(made.located_cubes[:, 2], 0.02)
+    assert made.located_landmarks.shape == (12, 2) and len(np.unique(made.located_landmarks[:, 0])) == 12

@@ -96,7 +96,7 @@ def test_both_losses_can_be_driven_down(demonstrations, tmp_path):
 
     def losses() -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(0)
-        return trainer.objective.flow_loss(few, 4, augment=False), trainer.objective.locate_loss(few, augment=False)
+        return trainer.objective.losses(few, 4, augment=False)
 
     before = losses()
     for _ in range(60):
@@ -142,7 +142,7 @@ def test_the_full_size_policy_is_small_enough_to_ship(demonstrations):
 
     config = train.policy_config(demonstrations)
     config = replace(config, vision=replace(config.vision, image_size=64))
-    weights = sum(p.numel() for p in Objective(train.VLA(config), None).model.parameters())
+    weights = sum(p.numel() for p in Objective(train.VLA(config), None, 2).model.parameters())
     assert 2 * weights < 18e6
 
 
