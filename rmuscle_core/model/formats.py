@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rmuscle_core.errors import CheckpointError
-from rmuscle_core.model.options import OPTIONS, check_options, read_json, read_yaml
+from rmuscle_core.model.options import OPTIONS, read_json, read_yaml, with_options
 from rmuscle_core.model.profile import Profile, lerobot_config, read_profile
 from rmuscle_core.model.weights import INDEX, SINGLE
 
@@ -47,7 +47,7 @@ def open_source(directory: str | Path) -> Source:
                               f'rMuscle does not run yet; use one of {", ".join(KINDS)} (docs/adding-a-model.md says '
                               'what an adapter needs)')
     if 'type' in raw:
-        return Source(directory, {**raw, **check_options(options, own)}, path)
+        return Source(directory, with_options(raw, options, own), path)
     if openpi or 'action_horizon' in raw:
         profile = read_profile(directory, options)
         return Source(directory, lerobot_config(profile, raw, path), own, profile)

@@ -2,7 +2,8 @@
 """Small files beside the weights: JSON that training wrote, and ``rmuscle.yaml``, where a user adds what it left out.
 
 For a LeRobot checkpoint ``rmuscle.yaml`` may hold ``compat`` (lerobot05, lerobot04), ``tokenizer`` (a file or folder,
-or "byte"), ``rounded_rope`` (true, false) and ``vision_heads``. They act like the config.json keys "rmuscle_...".
+or "byte"), ``rounded_rope`` (true, false), ``vision_heads`` and ``dtype`` (float32, bfloat16: to compute in another
+type than the policy was trained in). The first four act like config.json keys that begin with "rmuscle_".
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import yaml
 from rmuscle_core.errors import CheckpointError
 
 OPTIONS = 'rmuscle.yaml'
-LEROBOT_OPTIONS = {'compat': str, 'tokenizer': str, 'rounded_rope': bool, 'vision_heads': int}
+LEROBOT_OPTIONS = {'compat': str, 'tokenizer': str, 'rounded_rope': bool, 'vision_heads': int, 'dtype': str}
 TYPE_NAMES = {str: 'text', bool: 'true or false', int: 'a whole number', dict: 'a mapping', list: 'a list'}
 
 
@@ -57,7 +58,9 @@ def check_types(content: Mapping[str, Any], types: Mapping[str, type], where: st
             raise CheckpointError(f'{where}: {key} must be {TYPE_NAMES[kind]}, not {value!r}')
 
 
-def check_options(options: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The options of a LeRobot checkpoint as config.json keys."""
+def with_options(raw: Mapping[str, Any], options: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A LeRobot config.json with the options of ``path`` as its keys."""
     check_types(options, LEROBOT_OPTIONS, str(path))
-    return {f'rmuscle_{key}': value for key, value in options.items()}
+    # Whatever a policy computes in, its weights have learnt the frequencies of the type it was trained in.
+    trained = {'rmuscle_rounded_rope': raw.get('dtype') == 'bfloat16'} if 'dtype' in options else {}
+    return {**trained, **raw, **{key if key == 'dtype' else f'rmuscle_{key}': value for key, value in options.items()}}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rmuscle_core.errors import CheckpointError
-from rmuscle_core.library import fingerprint
+from rmuscle_core.errors import CheckpointError, LibraryError
+from rmuscle_core.library import EpisodeLibrary, fingerprint
 from rmuscle_core.library.fingerprint import differences, weights_digest
 from rmuscle_core.model import ModelConfig, TransformerConfig, VisionConfig
 from rmuscle_core.processing import ByteTokenizer, Normalizer, Processor
@@ -47,6 +47,14 @@ def test_a_file_saved_again_has_the_same_digest(checkpoint):
     assert weights_digest(checkpoint / 'again.safetensors') == weights_digest(checkpoint / 'model.safetensors')
 
 
+def test_weights_in_several_files_have_the_same_digest(checkpoint):
+    parts = [dict(list(WEIGHTS.items())[part::2]) for part in (1, 0)]
+    for number, part in enumerate(parts):
+        save_file(part, checkpoint / f'{number}.safetensors')
+    spread = weights_digest(*(checkpoint / f'{number}.safetensors' for number in (0, 1)))
+    assert spread == weights_digest(checkpoint / 'model.safetensors')
+
+
 def change_one_ulp(weights):
     weights['layer.3.weight'][2, 1] = np.nextafter(weights['layer.3.weight'][2, 1], np.float32(9))
 
@@ -71,14 +79,48 @@ def test_other_weights_have_another_digest(checkpoint, change):
     assert weights_digest(checkpoint / 'other.safetensors') != weights_digest(checkpoint / 'model.safetensors')
 
 
-@pytest.mark.parametrize('field, changed', [
+def one_ulp(checkpoint):
+    weights = {name: value.copy() for name, value in WEIGHTS.items()}
+    change_one_ulp(weights)
+    save_file(weights, checkpoint / 'model.safetensors')
+    return fingerprint(checkpoint, model(), processor(), joints='a b')
+
+
+CHANGES = [
+    ('weights', one_ulp),
     ('images', lambda c: fingerprint(c, model(), processor(compat='lerobot04'))),
     ('state normalization', lambda c: fingerprint(c, model(), processor(low=0.1))),
     ('cameras', lambda c: fingerprint(c, model(cameras=('wrist', 'top')), processor())),
     ('numerics', lambda c: fingerprint(c, model(dtype='bfloat16'), processor())),
     ('model', lambda c: fingerprint(c, model(steps=5), processor())),
     ('joints', lambda c: fingerprint(c, model(), processor(), joints='b a')),
-])
+]
+
+
+@pytest.mark.parametrize('field, changed', CHANGES)
+def test_v30_a_library_made_otherwise_is_refused_naming_the_field(checkpoint, tmp_path, field, changed):
+    library = EpisodeLibrary.create(tmp_path / 'library', fingerprint(checkpoint, model(), processor(), joints='a b'))
+    EpisodeLibrary.open(library.path, fingerprint(checkpoint, model(), processor(), joints='a b'))
+    with pytest.raises(LibraryError, match=f'another {field} '):
+        EpisodeLibrary.open(library.path, changed(checkpoint))
+
+
+def test_v30_the_same_weights_under_another_name_and_order_are_accepted(checkpoint, tmp_path):
+    library = EpisodeLibrary.create(tmp_path / 'library', fingerprint(checkpoint, model(), processor(), joints='a b'))
+    elsewhere = tmp_path / 'copied'
+    elsewhere.mkdir()
+    save_file(dict(reversed(WEIGHTS.items())), elsewhere / 'model.safetensors', metadata={'note': 'again'})
+    assert EpisodeLibrary.open(library.path, fingerprint(elsewhere, model(), processor(), joints='a b')).problems == []
+
+
+@pytest.mark.parametrize('field', ['weights', 'images', 'numerics', 'tokenizer'])
+def test_v30_a_library_that_does_not_say_what_it_was_made_with_is_refused(checkpoint, tmp_path, field):
+    present = fingerprint(checkpoint, model(), processor())
+    stored = {name: text for name, text in present.items() if name != field}
+    assert [phrase.split(' (')[0] for phrase in differences(stored, present)] == [field]
+
+
+@pytest.mark.parametrize('field, changed', CHANGES)
 def test_each_difference_is_named(checkpoint, field, changed):
     stored = fingerprint(checkpoint, model(), processor(), joints='a b')
     assert differences(stored, fingerprint(checkpoint, model(), processor(), joints='a b')) == []

@@ -130,6 +130,9 @@ def test_options_act_like_config_keys(checkpoint):
     (checkpoint / 'rmuscle.yaml').write_text('rounded_rope: true\nvision_heads: 4\n')
     config = load_config(checkpoint)
     assert config.rounded_rope and config.vision.heads == 4
+    (checkpoint / 'rmuscle.yaml').write_text('dtype: bfloat16\n')
+    config = load_config(checkpoint)
+    assert config.dtype == 'bfloat16' and not config.rounded_rope  # the weights have learnt exact frequencies
 
 
 @pytest.fixture
