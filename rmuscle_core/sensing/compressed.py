@@ -12,6 +12,7 @@ from rmuscle_core.errors import ObservationError
 
 MAX_PIXELS = 50_000_000  # a few hundred bytes can ask for gigabytes; no camera that feeds a policy is larger
 PNG, JPEG = b'\x89PNG\r\n\x1a\n', b'\xff\xd8\xff'
+PNG_END = b'IEND\xaeB`\x82'  # with its checksum, which is always this
 STANDALONE = {0x01, *range(0xD0, 0xD8)}  # JPEG markers without a length
 FRAME = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # JPEG markers that give the size
 
@@ -63,7 +64,7 @@ def stored_size(data: bytes) -> tuple[int, int] | None:
     Decoders differ in what they make of a picture cut off in transit; some return it with a grey rest.
     """
     if data.startswith(PNG):
-        whole = len(data) >= 24 and b'IEND' in data
+        whole = len(data) >= 24 and PNG_END in data
         return struct.unpack('>II', data[16:24]) if whole else None
     whole = data.startswith(JPEG) and data.rfind(b'\xff\xd9') > data.rfind(b'\xff\xda')
     return _jpeg_size(data) if whole else None

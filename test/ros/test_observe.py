@@ -205,12 +205,12 @@ def test_frame_decoded_while_the_buffer_is_cleared_does_not_come_back(buffer, mo
     monkeypatch.undo()
     broken = stamp_message(sentinel(2), NOW)
     broken.data = broken.data[:-1]
-    buffer.add_image('base', broken, NOW)
-    buffer.add_image('wrist', stamp_message(sentinel(2), NOW), NOW)
+    buffer.add_image('base', stamp_message(sentinel(1), NOW), NOW)
+    buffer.add_image('wrist', broken, NOW)
     buffer.add_joint_state(joints(range(7)), NOW)
     with pytest.raises(ObservationError):
         buffer.take('lift', NOW)
-    assert buffer.problem(NOW) == 'no image yet for camera base on /c0'
+    assert buffer.problem(NOW) == 'no image yet for camera wrist on /c1'
 
 
 def test_skew_is_reported_and_may_be_limited(buffer):

@@ -167,3 +167,15 @@ def test_v14_steps_of_the_system_time_are_told_from_slewing(set_clock, monkeypat
     for _ in range(3):
         bench.node._time.check()
     assert len(said) == bool(report) and all(report in text for text in said)
+
+
+def test_v14_thread_that_is_held_up_takes_that_for_no_step(set_clock, monkeypatch):
+    bench, clock = set_clock()
+    said = log(bench, monkeypatch)
+    readings = iter((0, 0, S, 3 * S))  # before and after the system time is read
+    monkeypatch.setattr('rmuscle_ros.clock.time', SimpleNamespace(monotonic_ns=lambda: next(readings)))
+    bench.node._time._offset_ns = None
+    bench.node._time.check()
+    clock.shift_ns = 2 * S
+    bench.node._time.check()
+    assert said == []
