@@ -96,6 +96,8 @@ def _no_action_cache(plan: CallPlan, match: Match, reading: Reading, settings: S
     """Why the Action Cache may not use this reference; empty if it may."""
     if match.similarity < settings.action_similarity:
         return f'since similarity {match.similarity:.2f} is below action_similarity {settings.action_similarity:g}'
+    if reading.residual_neurons is None:
+        return 'until its neurons are ranked'
     if plan.stored_residual and reading.residual_neurons != plan.neurons:
         return 'until its residual is rebuilt for the new neuron_ratio'
     return ''

@@ -228,7 +228,7 @@ class MuscleMemory:
         settings, config, shape, working_set = (self.settings, self.engine.model.config, self.engine.arena.shape,
                                                 self.working_set)
         plan = plan_call(settings, config, shape.tokens, 0)
-        residual_neurons = plan.neurons if plan.stored_residual else None
+        residual_neurons = plan.neurons if plan.stored_residual or plan.neurons is None else 0
         if working_set.has(identity, residual_neurons):
             return False
         reference = self._find(identity)
@@ -240,12 +240,17 @@ class MuscleMemory:
             return False
         if reference.prefix.shape[0] != shape.tokens:
             return False  # seen without all cameras, which slots have room for
-        reference = self._with_neurons(reference, checkpoint)
+        neurons = None
+        if plan.neurons is not None:
+            reference = self._with_neurons(reference, checkpoint)
+        if reference.neurons is not None:
+            neurons = torch.from_numpy(reference.neurons.astype(np.int32))
+            residual_neurons = residual_neurons or 0
         slot = working_set.claim(identity, wanted)
         if slot is None:
             return False
         try:
-            self.engine.expand(reference, slot, torch.from_numpy(reference.neurons.astype(np.int32)), plan, checkpoint)
+            self.engine.expand(reference, slot, neurons, plan, checkpoint)
         except BaseException:
             working_set.abandon(slot)
             raise

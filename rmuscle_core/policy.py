@@ -22,6 +22,7 @@ from rmuscle_core.engine.eager import EagerEngine, Embedded
 from rmuscle_core.engine.faults import device_failures
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.plan import CallPlan, neuron_count
+from rmuscle_core.engine.probe import require_torch_kernels
 from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.foresight import Foresight
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId, fingerprint
@@ -93,6 +94,7 @@ class MusclePolicy:
         left alone and reported in ``problems``, and calls run without it; with need_library it raises LibraryError.
         """
         settings = settings or Settings()
+        require_torch_kernels(device)
         # On a GPU speed is the point: the vision tower in bfloat16 too ("rmuscle verify --numerics fast" compares).
         model = load_model(checkpoint, device=device, numerics='fast' if device.startswith('cuda') else 'lerobot',
                            weight_dtype=settings.weight_dtype)
@@ -198,14 +200,16 @@ class MusclePolicy:
         """Write the running episode to the library off this thread; the future holds the file or a LibraryError."""
         return self.memory.save(success)
 
+    @device_failures()
     def record_references(self, observations: Sequence[Observation], task: str, episode: str) -> list[Reference]:
         """Turn a recorded episode (one observation per policy call) into library entries, by dense calls."""
         self._forget()
         references = []
         for number, observation in enumerate(observations):
-            embedded = self.engine.embed(self._encode(observation))
+            inputs = self._encode(observation)
+            embedded = self.actor.afford(lambda inputs=inputs: self.engine.embed(inputs))
             query = self._query(embedded, observation)
-            actions, _ = self.engine.act(embedded, CallPlan(), None)
+            actions, _ = self.actor.afford(lambda embedded=embedded: self.engine.act(embedded, CallPlan(), None))
             reference = make_reference(ReferenceId(task, episode, number), query, embedded.visual,
                                        embedded.inputs.token_ids, self.processor.decode(actions.numpy(), observation))
             references.append(replace(reference, neurons=rank(self.engine, reference)))

@@ -19,12 +19,13 @@ class _Slot:
     reference: ReferenceId | None = None
     ready: bool = False
     readers: int = 0
-    residual_neurons: int | None = None  # the neuron count its residual was built for
+    residual_neurons: int | None = None  # as in Reading
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A pinned slot and the neuron count its residual was built for (None: no residual)."""
+    """A pinned slot and what it has for the Action Cache: the neuron count its residual was built for, 0 for a ranking
+    without residual, None for nothing."""
 
     slot: int
     residual_neurons: int | None
@@ -46,10 +47,12 @@ class WorkingSet:
             return [s.reference for s in self._slots if s.ready]
 
     def has(self, reference: ReferenceId, residual_neurons: int | None) -> bool:
-        """Whether the reference is ready with the residual asked for (None: any will do)."""
+        """Whether the reference is ready with what is asked for the Action Cache (as in Reading; less is in more)."""
         with self._lock:
-            return any(s.ready and s.reference == reference and residual_neurons in (None, s.residual_neurons)
-                       for s in self._slots)
+            found = next((s.residual_neurons for s in self._slots if s.ready and s.reference == reference), ())
+        if found == () or residual_neurons is None:
+            return found != ()
+        return found is not None if residual_neurons == 0 else found == residual_neurons
 
     @contextmanager
     def reading(self, reference: ReferenceId | None) -> Iterator[Reading | None]:

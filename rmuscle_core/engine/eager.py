@@ -89,10 +89,14 @@ class EagerEngine:
         return actions, {'prefill': 1e3 * (middle - start), 'denoise': 1e3 * (end - middle)}
 
     @torch.inference_mode()
-    def expand(self, reference: Reference, slot: int, neurons: torch.Tensor, plan: CallPlan,
+    def expand(self, reference: Reference, slot: int, neurons: torch.Tensor | None, plan: CallPlan,
                checkpoint: Callable[[], None]) -> None:
-        """Rebuild the reference's FFN states in a slot nobody reads; raises Interrupted from checkpoint."""
-        self.arena.neurons[slot].copy_(neurons[..., :self.arena.shape.masked])
+        """Rebuild the reference's FFN states in a slot nobody reads; raises Interrupted from checkpoint.
+
+        neurons: its ranking, int32 [G, M, masked or more]; None where the plan has no use for one.
+        """
+        if neurons is not None:
+            self.arena.neurons[slot].copy_(neurons[..., :self.arena.shape.masked])
         residual = None
         if plan.stored_residual and plan.neurons is not None:
             residual = ResidualFFN(self.arena, slot, plan.neurons, self.settings.group_size, checkpoint)

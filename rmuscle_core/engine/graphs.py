@@ -162,15 +162,19 @@ class GraphEngine:
                                      'denoise': calls.milliseconds(middle, end)}
 
     @torch.inference_mode()
-    def expand(self, reference: Reference, slot: int, neurons: torch.Tensor, plan: CallPlan,
+    def expand(self, reference: Reference, slot: int, neurons: torch.Tensor | None, plan: CallPlan,
                checkpoint: Callable[[], None]) -> None:
-        """Rebuild the reference's FFN states in a slot nobody reads; raises Interrupted from checkpoint."""
+        """Rebuild the reference's FFN states in a slot nobody reads; raises Interrupted from checkpoint.
+
+        neurons: its ranking, int32 [G, M, masked or more]; None where the plan has no use for one.
+        """
         spare, tokens = self.spare, self.arena.shape.tokens
         with spare.running():
             try:
                 bucket = self._load_reference(reference)
                 self._expanded_slot.fill_(slot)
-                self.arena.neurons[slot].copy_(neurons[..., :self.arena.shape.masked])
+                if neurons is not None:
+                    self.arena.neurons[slot].copy_(neurons[..., :self.arena.shape.masked])
                 record = ('record', bucket)
                 spare.prepare(record, lambda cut: self._expansion.prefill(
                     tokens + bucket, SlotRecordFFN(self.arena, self._expanded_slot, cut)))

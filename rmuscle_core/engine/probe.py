@@ -13,9 +13,16 @@ _NO_KERNELS = ('no kernel image', 'not compatible with the current pytorch', 'in
                'the provided ptx was compiled with an unsupported toolchain', 'no device code')
 
 
-def require_torch_kernels(device: torch.device) -> None:
-    """Run one matrix product. Raises SettingsError naming the GPU's architecture, those torch has, and the wheels."""
-    if device.type != 'cuda':
+def require_torch_kernels(device: torch.device | str) -> None:
+    """Run one matrix product on a GPU. Raises SettingsError naming its architecture, those torch has, and the wheels.
+
+    A device that is not here is left to whoever loads weights onto it, who refuses it by name.
+    """
+    try:
+        device = torch.device(device)
+    except RuntimeError:
+        return
+    if device.type != 'cuda' or (device.index or 0) >= torch.cuda.device_count():
         return
     try:
         multiply(device)

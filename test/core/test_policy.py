@@ -303,3 +303,16 @@ def test_an_episode_without_end_is_bounded_and_cannot_be_saved_without_its_begin
     assert [r.path for r in reports[1:]] == ['previous_call'] * 4 and len(policy.memory.episode) == 2
     with pytest.raises(LibraryError, match='reset_episode'):
         policy.save_episode().result(WAIT_S)
+
+
+@pytest.mark.parametrize('residual', ['none', 'reference'])
+def test_neurons_are_ranked_only_where_the_action_cache_is_used(load, look, monkeypatch, residual):
+    policy, ranked = load(OPEN.with_values(mode='context', residual=residual)), []
+    rank = policy.engine.rank_neurons
+    monkeypatch.setattr(policy.engine, 'rank_neurons', lambda *args: (ranked.append(args[0].id.call), rank(*args))[1])
+    run(policy, [look(1, 0), look(1, 1)])
+    assert ranked == []
+    policy.settings = OPEN.with_values(residual=residual)
+    reports = [c.report for c in run(policy, [look(1, 2), look(1, 3)])]
+    assert reports[0].neurons_evaluated == reports[0].neurons and 'until its' in reports[0].reason
+    assert reports[1].neurons_evaluated < reports[1].neurons and ranked[-1] == 3

@@ -61,6 +61,7 @@ def test_kernels_that_run_are_used(gpu):
     ((12, 1), ['sm_80'], ['sm_121', 'cu130']), ((12, 0), ['sm_80', 'sm_90'], ['sm_120', 'cu128']),
     ((6, 1), ['sm_80'], ['sm_61', 'cu126'])])
 def test_v32_a_torch_without_kernels_for_the_gpu_is_refused_with_the_wheels(monkeypatch, capability, built, words):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
     monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda device: capability)
     monkeypatch.setattr(torch.cuda, 'get_device_name', lambda device: 'NVIDIA Thor')
     monkeypatch.setattr(torch.cuda, 'get_arch_list', lambda: built)
@@ -71,6 +72,7 @@ def test_v32_a_torch_without_kernels_for_the_gpu_is_refused_with_the_wheels(monk
 
 
 def test_other_failures_of_the_first_product_are_not_explained_away(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
     monkeypatch.setattr(probe, 'multiply', fail(RuntimeError('CUDA error: device-side assert triggered')))
     with pytest.raises(RuntimeError, match='assert'):
         probe.require_torch_kernels(GPU)
@@ -81,6 +83,13 @@ def test_a_device_that_fails_is_not_taken_for_a_missing_compiler(monkeypatch, er
     monkeypatch.setattr(probe, 'launch_kernel', fail(error))
     with pytest.raises(type(error)):
         probe.triton_obstacle(GPU)
+
+
+@pytest.mark.parametrize('device', ['cuda:1', 'toaster'])
+def test_a_device_that_is_not_here_is_left_to_the_loader(monkeypatch, device):
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 1)
+    monkeypatch.setattr(probe, 'multiply', fail(RuntimeError('invalid device ordinal')))
+    probe.require_torch_kernels(device)
 
 
 def test_the_probes_run_what_they_say():
