@@ -97,12 +97,14 @@ def index_bytes(rng: random.Random, folder: Path) -> None:
 def names(rng: random.Random, folder: Path) -> None:
     """Files and folders whose names no episode has."""
     path = _library(folder)
-    letters = ' ./\\:*?"<>|ümlaut\u202e\n\t' + 'ab.h5' + '\0' * 0
+    letters = ' ./\\:*?"<>|ümlaut\u202e\n\t' + 'ab.h5'
     name = ''.join(rng.choice(letters) for _ in range(rng.randint(1, 20))).replace('/', '_') + '.h5'
     path.rename(path.with_name(name))
     library = EpisodeLibrary.open(folder / 'library', FINGERPRINT)
     assert [e.episode for e in library.episodes] == ['two'], library.episodes
-    for task, episode in ((name, 'a'), ('a', name), ('../up', 'a'), ('a', 'b/c'), ('a' * 200, 'b')):
+    for problem in library.problems:
+        _one_sentence(problem)
+    for task, episode in ((f' {name}', 'a'), ('a', f'{name}/'), ('../up', 'a'), ('a', 'b/c'), ('a' * 200, 'b')):
         _refused(lambda task=task, episode=episode: library.add_episode(task, _references(), True, episode))
 
 

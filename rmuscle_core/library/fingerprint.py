@@ -69,7 +69,8 @@ _ALWAYS = ('weights', 'model', 'cameras', 'numerics', 'images', 'prompt', 'token
 def differences(stored: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
     """One phrase per field that differs; a further fact that either side leaves empty is not compared."""
     fields = [name for name in {**present, **stored} if name in _ALWAYS or (present.get(name) and stored.get(name))]
-    return [f'{name} (library: {stored.get(name) or "unknown"}; here: {present.get(name) or "unknown"})'
+    return [f'{name[:80]} (library: {stored.get(name, "")[:120] or "unknown"}; here: '
+            f'{present.get(name, "")[:120] or "unknown"})'
             for name in fields if stored.get(name) != present.get(name)]
 
 

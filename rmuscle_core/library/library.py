@@ -302,5 +302,6 @@ class EpisodeLibrary:
         self._report(f'the library {self.path} is gone; calls run without it until it is back and configured again')
 
     def _report(self, problem: str) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
+        sentence = ' '.join(problem.split())  # a file's name may hold anything
+        if sentence not in self.problems:
+            self.problems.append(sentence)
