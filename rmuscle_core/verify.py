@@ -193,7 +193,7 @@ def run(options: argparse.Namespace) -> int:
     rules = [f'{name}: {report.get(name)} here, {other.get(name)} there' for name in {**report, **other}
              if other and report.get(name) != other.get(name)]
     found = compare(model, reference, recipe)
-    (_print_json if options.json else _print_table)(model, found, rules)
+    (_print_json if options.json else _print_table)(model, found, report, rules)
     return 0 if found.passed and not rules else 1
 
 
@@ -202,16 +202,19 @@ def _load(directory: str, options: argparse.Namespace) -> tuple[VLA, Recipe]:
     return model, read_recipe(directory, model.config)
 
 
-def _print_json(model: VLA, found: Comparison, rules: list[str]) -> None:
+def _print_json(model: VLA, found: Comparison, report: dict[str, str], rules: list[str]) -> None:
     config = model.config
     stages = [asdict(stage) | {'passed': stage.passed} for stage in found.stages.values()]
     robot = None if found.robot is None else found.robot.tolist()
     print(json.dumps({'passed': found.passed and not rules, 'first': found.first, 'kind': config.kind,
                       'dtype': config.dtype, 'numerics': config.numerics, 'stages': stages,
-                      'preprocessing': rules, 'action_dimensions': found.dimensions.tolist(), 'robot_units': robot}))
+                      'preprocessing': report, 'differing': rules,
+                      'action_dimensions': found.dimensions.tolist(), 'robot_units': robot}))
 
 
-def _print_table(model: VLA, found: Comparison, rules: list[str]) -> None:
+def _print_table(model: VLA, found: Comparison, report: dict[str, str], rules: list[str]) -> None:
+    for name, choice in report.items():
+        print(f'     {name}: {choice}')
     for rule in rules:
         print(f'FAIL preprocessing differs, {rule}')
     for stage in found.stages.values():

@@ -28,6 +28,8 @@ def verify(checkpoint: Path, reference: Path, *options: str) -> int:
 def test_equal_checkpoints_pass(name, capsys):
     assert verify(PARITY / name, reference_of(name)) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert '     rules: lerobot05' in lines
+    lines = [line for line in lines if not line.startswith('     ')]
     assert len(lines) == 12
     assert all(line.startswith('ok') for line in lines[:9])
     assert len(lines[9].split(':')[1].split()) == len(lines[10].split(':')[1].split()) == 7  # action dimensions
