@@ -28,7 +28,7 @@ from rmuscle_core.settings import Settings
 from rmuscle_core.working_set import WorkingSet
 
 EPISODE_CALLS = 200  # that can be saved; five times the longest executions of the paper
-RUNNING = '~running-'  # begins the names of episodes in memory; no episode on disk may have such a name
+RUNNING = 'running-~'  # begins the names of episodes in memory, which no episode on disk can have
 YIELD_S = 10.0  # for a layer of an expansion to end
 TOLD = 8  # references out of use that are reported one by one
 log = logging.getLogger(__name__)
