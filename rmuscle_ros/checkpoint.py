@@ -15,7 +15,8 @@ def load_config(checkpoint: str) -> Any:
     return load(checkpoint)
 
 
-def load_policy(checkpoint: str, settings: Any, library: str | None, device: str, cameras: tuple[str, ...]) -> Any:
+def load_policy(checkpoint: str, settings: Any, library: str | None, device: str, cameras: tuple[str, ...],
+                joints: tuple[str, ...]) -> Any:
     """Load a MusclePolicy; "auto" takes a CUDA device where there is one."""
     import torch
 
@@ -23,7 +24,8 @@ def load_policy(checkpoint: str, settings: Any, library: str | None, device: str
     _log_to_ros()
     if device == 'auto':
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    return MusclePolicy.load(checkpoint, settings, library=library, device=device, cameras=cameras)
+    return MusclePolicy.load(checkpoint, settings, library=library, device=device, cameras=cameras,
+                             joints=joints)
 
 
 class _ToRos(logging.Handler):

@@ -86,7 +86,7 @@ class PolicyNode(RetryableLifecycleNode):
         check_topics({camera: self._params.topic(camera) for camera in contract.cameras})
         try:
             self._policy = self._make_policy(options.checkpoint, self._params.settings, options.library or None,
-                                             options.device, contract.cameras)
+                                             options.device, contract.cameras, contract.joints.names)
             check_action_mode(self._policy, options)
             self._policy.execute_steps = contract.execute_steps
             self._policy.warm_up(options.prompt)

@@ -124,7 +124,7 @@ class Bench:
     def _config(self, checkpoint):
         return self.policy.config
 
-    def _make(self, checkpoint, settings, library, device, cameras):
+    def _make(self, checkpoint, settings, library, device, cameras, joints):
         self.policy.settings = settings
         self.loaded.append(checkpoint)
         return self.policy
