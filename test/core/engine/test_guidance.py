@@ -128,3 +128,15 @@ def test_captured_programs_are_guided_as_the_plain_engine(plan):
     torch.testing.assert_close(plain[1], plain[0], atol=1e-5, rtol=0)
     programs = {key for key in graphs.calls.keys if key[0] == 'denoise'}
     assert len(programs) == 2
+
+
+def test_prepare_captures_guided_calls_only_where_they_are_wanted():
+    for rtc, wanted in (('off', {None}), ('exp', {None, 8.0})):
+        engine = GraphEngine(small_model(), SETTINGS, views=2)
+        settings = SETTINGS.with_values(rtc=rtc, rtc_weight=8.0)
+        engine.prepare(settings, 11)
+        assert {limit for kind, *_, limit in engine.calls.keys if kind == 'denoise'} == wanted
+    before = engine.calls.keys
+    guidance = Guidance.towards(np.zeros((2, 3), np.float32), 1, (5, 32), horizon=0, schedule='exp', limit=8.0)
+    engine.act(engine.embed(replace(make_inputs(5), guidance=guidance)), CallPlan(), None)
+    assert engine.calls.keys == before
