@@ -69,7 +69,7 @@ def _read_tasks(root: Path) -> dict[int, str]:
         text = next(field.name for field in table.schema  # a pandas index, which may have lost its name
                     if pa.types.is_string(field.type) or pa.types.is_large_string(field.type))
         return dict(zip(table['task_index'].to_pylist(), table[text].to_pylist(), strict=True))
-    except (OSError, KeyError, StopIteration, pa.ArrowException) as error:
+    except (OSError, KeyError, ValueError, StopIteration, pa.ArrowException) as error:
         raise EpisodeError(f'{path} cannot be read ({type(error).__name__}: {error}); fetch the dataset again'
                            ) from error
 
@@ -81,7 +81,7 @@ def _read_episodes(root: Path) -> list[dict[str, Any]]:
         try:
             names = [name for name in pq.read_schema(path).names if not name.startswith('stats/')]
             rows += pq.read_table(path, columns=names).to_pylist()
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise EpisodeError(f'{path} cannot be read ({error}); fetch the dataset again') from error
     if not rows or not all(isinstance(row.get('episode_index'), int) for row in rows):
         raise EpisodeError(f'{root / "meta/episodes"} lists no episodes by episode_index; fetch the dataset again')

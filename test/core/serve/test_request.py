@@ -3,8 +3,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from rmuscle_core.errors import ObservationError, SettingsError
 from rmuscle_core.serve.request import RequestMap
@@ -91,3 +96,18 @@ def test_a_missing_key_is_named_with_what_to_do(key, sentence):
 def test_mapping_a_camera_of_nobody_is_refused():
     with pytest.raises(SettingsError, match='top'):
         RequestMap.build(OPENPI, {'top': 'x'})
+
+
+numbers = arrays.arrays(st.sampled_from(['u1', 'f4', 'f8', 'i8', 'b1']),
+                        arrays.array_shapes(min_dims=0, max_dims=4, min_side=0))
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)
+anything = st.recursive(plain | numbers, lambda inner: st.lists(inner, max_size=3) |
+                        st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=8)
+
+
+@given(st.dictionaries(st.sampled_from([*libero(), 'images', 'state']), anything, max_size=4))
+def test_any_values_are_an_observation_or_a_refusal(values):
+    with suppress(ObservationError):
+        seen = RequestMap.build(OPENPI).observation({**libero(), **values})
+        assert seen.state.dtype == np.float32
+        assert all(picture.dtype == np.uint8 and picture.shape[2] == 3 for picture in seen.images.values())
