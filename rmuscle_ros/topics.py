@@ -46,7 +46,12 @@ class Topics:
         """callback(message) runs on the executor thread; what it raises is logged."""
         def incompatible(event: Any) -> None:
             policy = qos_policy_name_from_kind(event.last_policy_kind)
-            text = f'a publisher on {topic} offers another {policy} than asked for; see qos_overrides'
+            asked, *offered = (getattr(profile, policy.lower()) for profile in (
+                subscription.qos_profile,
+                *(info.qos_profile for info in self._node.get_publishers_info_by_topic(subscription.topic_name))))
+            others = sorted({getattr(value, 'name', str(value)) for value in offered if value != asked})
+            text = (f'a publisher on {topic} offers {policy} {", ".join(others) or "otherwise"}, asked for is '
+                    f'{getattr(asked, "name", asked)}; see qos_overrides')
             self.incompatible[topic] = text
             self._node.get_logger().warning(text)
 

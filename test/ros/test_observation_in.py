@@ -147,7 +147,8 @@ def test_v06_reliability_mismatch_is_named(make_bench, capfd):
     assert bench.change('configure')
     found = diagnosis(bench, 'camera base', lambda s: s.level == b'\x02')
     assert 'RELIABILITY' in found.message and 'base/image_raw' in found.message
-    assert capfd.readouterr().err.count('a publisher on base/image_raw offers another RELIABILITY') == 1
+    assert capfd.readouterr().err.count(
+        'a publisher on base/image_raw offers RELIABILITY BEST_EFFORT, asked for is RELIABLE') == 1
     bench.images['base'] = bench.robot.create_publisher(Image, 'base/image_raw', QoSProfile(depth=1))
     bench.until(lambda: (bench.send_image('base', bench.now_ns()), bench.node._buffer.streams['base'].frames)[1],
                 'a frame of a publisher that fits')
@@ -177,7 +178,8 @@ def test_v06_prompt_that_cannot_arrive_is_named(make_bench):
     bench = make_bench()
     bench.robot.create_publisher(String, 'prompt', QoSProfile(depth=1, durability=DurabilityPolicy.VOLATILE))
     assert bench.change('configure')
-    assert 'DURABILITY' in diagnosis(bench, 'prompt', lambda s: s.level == b'\x01').message
+    found = diagnosis(bench, 'prompt', lambda s: s.level == b'\x01')
+    assert 'offers DURABILITY VOLATILE, asked for is TRANSIENT_LOCAL' in found.message
 
 
 def test_v06_depth_can_be_overridden(make_bench):
