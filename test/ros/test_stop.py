@@ -83,6 +83,7 @@ def test_stop_waits_for_a_chunk_that_is_being_published(sim):
     bench.send_time(T0 + S)
     bench.send(T0 + S)
     bench.until(policy.delivering.is_set, 'the delivery')
+    assert not bench.node._worker._changed.acquire(blocking=False)  # which stop() needs, so it has to wait
     stopper = threading.Thread(target=bench.node.stop_calls)
     stopper.start()
     policy.go_on.set()
