@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from rmuscle_core.engine.eager import EagerEngine, Embedded
-from rmuscle_core.engine.faults import out_of_memory
+from rmuscle_core.engine.faults import device_failed, first_line
 from rmuscle_core.engine.graphs import GraphEngine
+from rmuscle_core.ffn import Interrupted
 from rmuscle_core.settings import PROFILES, Settings
 
 log = logging.getLogger(__name__)
@@ -97,11 +98,13 @@ class ShadowCheck:
             return
         try:
             dense = self.engine.dense(sample.embedded, checkpoint)
+        except Interrupted:
+            raise  # to be repeated in the next interval
         except Exception as error:
-            if not out_of_memory(error):
+            if device_failed(error):
                 raise
-            self._pending = None  # the memory is worth more to references
-            log.warning('memory ran out in a shadow check, which was given up')
+            self._pending = None  # references need the time and the memory more
+            log.warning(f'a shadow check was given up ({first_line(error)})')
             return
         actions = self.engine.model.config.action_dim
         difference = float((dense - sample.actions)[:sample.rows, :actions].abs().mean())

@@ -98,16 +98,29 @@ def test_what_is_kept_does_not_change_when_the_engine_uses_the_memory_again():
     assert check.engine.repeated == [7]
 
 
-def test_memory_that_runs_out_costs_the_check_only():
+@pytest.mark.parametrize('error', [torch.OutOfMemoryError('CUDA out of memory'), ValueError('a bug')])
+def test_a_check_that_fails_costs_nothing_but_itself(error):
     check = ShadowCheck(Engine())
 
     def fail():
-        raise torch.OutOfMemoryError('CUDA out of memory')
+        raise error
 
     check.temper(OPEN)
     embedded = Embedded(torch.zeros(1, 2, 3), 2, None)
     check.offer(embedded, torch.zeros(STEPS, PADDED), 'library', STEPS)(fail)
     assert check.checks == 0 and check.offer(embedded, None, 'dense', STEPS) is None
+
+
+def test_a_device_lost_in_a_check_is_not_hidden():
+    check = ShadowCheck(Engine())
+
+    def fail():
+        raise RuntimeError('CUDA error: device-side assert triggered')
+
+    check.temper(OPEN)
+    work = check.offer(Embedded(torch.zeros(1, 2, 3), 2, None), torch.zeros(STEPS, PADDED), 'library', STEPS)
+    with pytest.raises(RuntimeError, match='assert'):
+        work(fail)
 
 
 def test_calls_step_back_to_slow_and_then_to_dense(caplog):
