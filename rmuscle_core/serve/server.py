@@ -13,7 +13,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
 
@@ -79,9 +79,7 @@ class PolicyServer:
         except RMuscleError as error:
             log.warning('%s: %s', connection.remote_address, error)
             await _fail(connection, str(error))
-            if isinstance(error, DeviceError):
-                self._failure = error
-                self.stop()
+            self._end_if_lost(error)
         except Exception:  # whatever the policy raises costs one connection, never the server
             log.exception('%s: request failed', connection.remote_address)
             await _fail(connection, traceback.format_exc())
@@ -124,7 +122,20 @@ class PolicyServer:
         return result.result()
 
     def _afterwards(self, job: Callable[..., None], *arguments: Any) -> None:
-        self._inference.submit(job, *arguments).add_done_callback(_log_failure)
+        """Queue a job that nobody waits for."""
+        loop = asyncio.get_running_loop()
+        self._inference.submit(job, *arguments).add_done_callback(
+            lambda done: None if done.cancelled() else loop.call_soon_threadsafe(self._ended, done.exception()))
+
+    def _ended(self, error: BaseException | None) -> None:
+        if error is not None:
+            log.error('after a policy call', exc_info=error)
+            self._end_if_lost(error)
+
+    def _end_if_lost(self, error: BaseException) -> None:
+        if isinstance(error, DeviceError):
+            self._failure = error
+            self.stop()
 
 
 def _response(chunk: ActionChunk, timing: dict[str, float]) -> dict[str, Any]:
@@ -143,8 +154,3 @@ async def _fail(connection: ServerConnection, reason: str) -> None:
 
 def _health(connection: ServerConnection, request: Request) -> Response | None:
     return connection.respond(HTTPStatus.OK, 'OK\n') if request.path == '/healthz' else None
-
-
-def _log_failure(done: Future) -> None:
-    if not done.cancelled() and done.exception():
-        log.error('after a policy call', exc_info=done.exception())

@@ -235,6 +235,20 @@ def test_a_failed_device_ends_the_server(open_policy, serving, look, request_of)
         openpi(port).infer(request_of(look(1)))
 
 
+def test_a_device_that_fails_between_calls_ends_the_server(open_policy, serving, look, request_of):
+    policy = open_policy(DENSE)
+
+    def chunk_published(seconds):
+        raise DeviceError('the GPU fell off the bus; start the process again')
+
+    policy.chunk_published = chunk_published
+    with pytest.raises(DeviceError), serving(policy) as port:
+        robot = openpi(port)
+        robot.infer(request_of(look(1)))
+        with pytest.raises(ConnectionClosed):
+            robot._ws.recv(WAIT_S)
+
+
 def test_web_pages_are_refused(open_policy, serving):
     with serving(open_policy(DENSE)) as port, pytest.raises(InvalidStatus) as refused:
         connect(f'ws://127.0.0.1:{port}', origin='http://evil.example')
