@@ -178,3 +178,20 @@ def test_a_file_that_may_not_be_read_now_stays_where_it_is(library, shelf, monke
         opened = EpisodeLibrary.open(library.path, shelf.fingerprint)
         assert opened.episodes == [] and 'Too many open files' in opened.problems[0]
     assert unchanged(library, shelf)
+
+
+def test_a_task_folder_that_may_not_be_read_costs_its_episodes_only(library, shelf, monkeypatch):
+    library.add_episode('sort', shelf.references(), True, 'other')
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith('stack'):
+            raise PermissionError(errno.EACCES, 'Permission denied', str(path))
+        return real(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, 'scandir', scandir)
+        opened = EpisodeLibrary.open(library.path, shelf.fingerprint)
+        assert opened.tasks() == ['sort'] and 'stack cannot be read' in opened.problems[0]
+    opened.refresh()  # the permission is back
+    assert opened.tasks() == ['sort', 'stack']
