@@ -19,7 +19,7 @@ import torch
 from rmuscle_core.acting import Actor
 from rmuscle_core.engine.build import build_engine
 from rmuscle_core.engine.eager import EagerEngine, Embedded
-from rmuscle_core.engine.faults import device_failures
+from rmuscle_core.engine.faults import device_failures, room_for
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.plan import CallPlan, neuron_count
 from rmuscle_core.engine.probe import require_torch_kernels
@@ -96,8 +96,9 @@ class MusclePolicy:
         settings = settings or Settings()
         require_torch_kernels(device)
         # On a GPU speed is the point: the vision tower in bfloat16 too ("rmuscle verify --numerics fast" compares).
-        model = load_model(checkpoint, device=device, numerics='fast' if device.startswith('cuda') else 'lerobot',
-                           weight_dtype=settings.weight_dtype)
+        with device_failures(), room_for(f'the weights of {checkpoint} on {device}'):
+            model = load_model(checkpoint, device=device, numerics='fast' if device.startswith('cuda') else 'lerobot',
+                               weight_dtype=settings.weight_dtype)
         processor = Processor.from_checkpoint(checkpoint, model.config)
         processor.announce()
         opened, problem = None, ''

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 
-from rmuscle_core.errors import DeviceError
+from rmuscle_core.errors import DeviceError, SettingsError
 
 # In lower case. NVML's assertion is how an allocator without NVML (Jetson) fails to report that memory is out.
 _NO_MEMORY = ('out of memory', 'out_of_memory', 'nvml_success == r internal assert', 'cudaerrormemoryallocation',
@@ -43,6 +43,18 @@ def device_failures() -> Iterator[None]:
         if device_failed(error) and not isinstance(error, DeviceError):
             raise as_device_error(error) from error
         raise
+
+
+@contextmanager
+def room_for(what: str) -> Iterator[None]:
+    """Raise SettingsError naming what there is no memory for, in place of what an allocator raises."""
+    try:
+        yield
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        raise SettingsError(f'there is no memory for {what} ({first_line(error)}); free memory, or choose bfloat16 or '
+                            'weight_dtype fp8') from error
 
 
 def as_device_error(error: BaseException) -> DeviceError:

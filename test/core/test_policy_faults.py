@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny_policy import PROMPT, WAIT_S, run
 
-from rmuscle_core.errors import DeviceError, LibraryError, RMuscleError
+import rmuscle_core.policy
+from rmuscle_core.errors import DeviceError, LibraryError, RMuscleError, SettingsError
 from rmuscle_core.library import EpisodeLibrary
 from rmuscle_core.policy import MusclePolicy
 from rmuscle_core.settings import Settings
@@ -109,6 +110,13 @@ def test_memory_that_runs_out_while_saving_is_one_sentence_and_saving_again_work
         policy.save_episode(True).result(WAIT_S)
     run(policy, [look(1, 1)])
     assert policy.status()['slots'] == 2 and policy.save_episode(True).result(WAIT_S).is_file()
+
+
+@no_memory
+def test_v31_weights_that_do_not_fit_are_refused_in_one_sentence(tiny_checkpoint, monkeypatch, error):
+    monkeypatch.setattr(rmuscle_core.policy, 'load_model', failing(None, error))
+    with pytest.raises(SettingsError, match='no memory for the weights of'):
+        MusclePolicy.load(tiny_checkpoint)
 
 
 LOST = RuntimeError('CUDA error: an illegal memory access was encountered')
