@@ -192,7 +192,7 @@ class EpisodeLibrary:
 
         Failed episodes go first, then those that served longest ago, of equals the older. keep: is not deleted.
         A reader that has such a file open keeps what it reads; another process forgets it when it asks for it.
-        Raises LibraryError when the place cannot be written.
+        A place that cannot be written is a line in problems: what was just saved is saved.
         """
         if not capacity:
             return []
@@ -209,11 +209,10 @@ class EpisodeLibrary:
                     folder.mark_of(episode.path).unlink(missing_ok=True)
                     evicted.append(episode)
                     excess -= episode.nbytes
-        except OSError as error:
-            raise LibraryError(f'the library {self.path} could not be brought to its capacity ({brief(error)}); '
-                               f'{folder.next_step(error)}') from error
-        finally:
-            self._drop(evicted)
+        except (OSError, LibraryError) as error:
+            self._report(f'the library {self.path} could not be brought to its capacity ({brief(error)}); '
+                         f'{folder.next_step(error)}')
+        self._drop(evicted)
         for episode in evicted:
             log.info(f'episode {episode.task}/{episode.episode} was deleted: the library exceeds its capacity of '
                      f'{capacity / 1e6:g} MB')

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A capacity is kept by deleting failures first, then what served longest ago; use is remembered over restarts."""
 
+import errno
 import os
 
 import pytest
@@ -74,3 +75,12 @@ def test_a_reader_of_an_evicted_episode_goes_on(library, shelf):
         reader.load(ReferenceId('stack', 'e0', 0))
     assert reader.problems == [] and 'e0' not in {i.episode for i in reader.index().ids}
     assert list(library.path.glob('*/*')) == []
+
+
+def test_what_cannot_be_deleted_is_a_problem_and_stays_in_use(library, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(errno.EACCES, 'Permission denied')
+
+    monkeypatch.setattr(os, 'unlink', refuse)
+    assert library.evict(1) == [] and len(library.episodes) == 5
+    assert 'could not be brought to its capacity' in library.problems[0] and 'let this user' in library.problems[0]
