@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from conftest import EchoPolicy, stamp_message
+from jtc_rules import rejection
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.parameter import Parameter
@@ -104,7 +105,8 @@ def run_episodes(policy, seeds, namespace):
     cell = CellNode(namespace=namespace, parameter_overrides=[Parameter('real_time_factor', value=0.0),
                                                               Parameter('max_steps', value=30)])
     driver, executor = Node('driver', namespace=namespace), SingleThreadedExecutor()
-    results = []
+    results, rejected = [], []
+    driver.create_subscription(JointTrajectory, 'joint_trajectory', lambda m: rejected.append(rejection(m, JOINTS)), 10)
     run = driver.create_client(Trigger, 'cell_node/run_episode')
     for one in (node, cell, driver):
         executor.add_node(one)
@@ -127,6 +129,7 @@ def run_episodes(policy, seeds, namespace):
         executor.shutdown()
         for one in (node, cell, driver):
             one.destroy_node()
+    assert rejected and not any(rejected), rejected
     return results, [o.state for o in policy.seen], policy.resets
 
 
