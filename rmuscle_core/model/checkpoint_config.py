@@ -12,7 +12,7 @@ from rmuscle_core.errors import CheckpointError
 from rmuscle_core.model.config import ModelConfig, TransformerConfig, VisionConfig
 from rmuscle_core.model.formats import open_source, require_weights
 from rmuscle_core.model.layout import EMBEDDING, EXPERT, LANGUAGE, VISION
-from rmuscle_core.model.options import read_json
+from rmuscle_core.model.options import check_types, read_json
 from rmuscle_core.model.weights import Weights
 
 IMAGES = 'observation.images.'
@@ -20,6 +20,11 @@ STATE, ACTION = 'observation.state', 'action'
 # Set, each of these makes a different network or different weights than the file holds.
 UNSUPPORTED = ('use_visual_memory', 'use_proprioceptive_memory', 'use_peft', 'adapt_to_pi_aloha',
                'use_delta_joint_actions_aloha')
+TYPES = {'type': str, 'dtype': str, 'input_features': dict, 'output_features': dict, 'chunk_size': int,
+         'n_action_steps': int, 'num_inference_steps': int, 'tokenizer_max_length': int, 'max_action_dim': int,
+         'n_obs_steps': int, 'min_period': float, 'max_period': float, 'image_resolution': list,
+         'use_relative_actions': bool, 'rmuscle_vision_heads': int, 'rmuscle_rounded_rope': bool,
+         'rmuscle_tokenizer': str, 'rmuscle_compat': str}
 OLD_LAYOUT = ('paligemma_with_expert.paligemma.language_model.', 'paligemma_with_expert.paligemma.vision_tower.',
               'normalize_inputs.')
 VARIANTS = {'paligemma_variant': 'gemma_2b', 'action_expert_variant': 'gemma_300m'}
@@ -33,6 +38,7 @@ def load_config(directory: str | Path) -> ModelConfig:
     require_weights(Path(directory))
     source = open_source(directory)
     directory, path, raw = source.directory, source.described_by, source.raw
+    _check_values(raw, path)
     weights = Weights(directory)
     kind = 'pi0' if 'state_proj.weight' in weights else 'pi05'
     _refuse_old_layout(weights)
@@ -70,6 +76,20 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
         'empty_cameras': 0, 'tokenizer_max_length': config.prompt_length,
         'rmuscle_vision_heads': config.vision.heads, 'rmuscle_rounded_rope': config.rounded_rope,
     }
+
+
+def _check_values(raw: Mapping[str, Any], path: Path) -> None:
+    check_types(raw, TYPES, str(path), others=True)
+    for key, value in raw.items():
+        if TYPES.get(key) in (int, float) and not value > 0:
+            raise CheckpointError(f'{path} sets {key} to {value!r}, expected a number above 0; correct it or export '
+                                  'the checkpoint again')
+    for group in ('input_features', 'output_features'):
+        for key, feature in raw.get(group, {}).items():
+            shape = feature.get('shape', []) if isinstance(feature, dict) else None
+            if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+                raise CheckpointError(f'{path}: the feature {key!r} must have a "shape" of whole numbers above 0, not '
+                                      f'{feature!r}; use a config.json written by LeRobot')
 
 
 def _refuse_old_layout(weights: Weights) -> None:

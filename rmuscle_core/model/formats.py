@@ -41,7 +41,7 @@ def open_source(directory: str | Path) -> Source:
     openpi = 'profile' in options or ((directory / 'assets').is_dir() and not path.exists())
     raw = {} if openpi and not path.exists() else read_json(path)
     name = str(raw.get('type') or raw.get('model_type') or '').lower()
-    gr00t = any('gr00t' in str(part).lower() for part in raw.get('architectures') or [])
+    gr00t = 'gr00t' in str(raw.get('architectures')).lower()
     if gr00t or name in NOT_YET or (name and name not in KINDS):
         raise CheckpointError(f'{path} is that of a {"GR00T" if gr00t else NOT_YET.get(name, name)} policy, which '
                               f'rMuscle does not run yet; use one of {", ".join(KINDS)} (docs/adding-a-model.md says '

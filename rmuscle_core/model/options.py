@@ -19,7 +19,8 @@ from rmuscle_core.errors import CheckpointError
 
 OPTIONS = 'rmuscle.yaml'
 LEROBOT_OPTIONS = {'compat': str, 'tokenizer': str, 'rounded_rope': bool, 'vision_heads': int, 'dtype': str}
-TYPE_NAMES = {str: 'text', bool: 'true or false', int: 'a whole number', dict: 'a mapping', list: 'a list'}
+TYPE_NAMES = {str: 'text', bool: 'true or false', int: 'a whole number', float: 'a number', dict: 'a mapping',
+              list: 'a list'}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -48,14 +49,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_types(content: Mapping[str, Any], types: Mapping[str, type], where: str) -> None:
-    """Raise CheckpointError for a key that is not among ``types`` or has another type."""
+def check_types(content: Mapping[str, Any], types: Mapping[str, type], where: str, others: bool = False) -> None:
+    """Raise CheckpointError for a key that has another type than in ``types``, or is none of them unless ``others``."""
     for key, value in content.items():
         if key not in types:
+            if others:
+                continue
             raise CheckpointError(f'{where} has the unknown key {key!r}; known are {", ".join(types)}')
         kind = types[key]
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise CheckpointError(f'{where}: {key} must be {TYPE_NAMES[kind]}, not {value!r}')
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            raise CheckpointError(f'{where}: {key} must be {TYPE_NAMES[kind]}, not {value!r}; correct it or export the '
+                                  'checkpoint again')
 
 
 def with_options(raw: Mapping[str, Any], options: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _check(profile: Profile, path: Path) -> None:
     aloha = (ALOHA_JOINTS, ALOHA_JOINTS)
     rules = (
         ('model', profile.model in MODELS, f'one of {", ".join(MODELS)}', profile.model),
-        ('cameras', bool(slots) and set(slots) <= set(SLOTS) and len(set(slots)) == len(slots),
+        ('cameras', bool(slots) and all(slot in SLOTS for slot in slots) and max(map(slots.count, SLOTS)) == 1,
          f'name: slot, each slot of {", ".join(SLOTS)} at most once', profile.cameras),
         ('relative', all(isinstance(n, int) and n for n in runs)
          and size <= min(profile.action_dim, profile.state_dim), 'whole numbers that together name no more dimensions '

@@ -13,11 +13,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from rmuscle_core.errors import CheckpointError
-from rmuscle_core.model.options import read_json
+from rmuscle_core.model.options import check_types, read_json
 
 PRE, POST = 'policy_preprocessor', 'policy_postprocessor'
 NORMALIZER, UNNORMALIZER = 'normalizer_processor', 'unnormalizer_processor'
 RELATIVE, ABSOLUTE = 'relative_actions_processor', 'absolute_actions_processor'
+_TYPES = {'rename_map': dict, 'enabled': bool, 'exclude_joints': list, 'action_names': list, 'norm_map': dict,
+          'eps': float, 'max_length': int, 'tokenizer_name': str, 'include_state_in_prompt': bool}
 RELATIVE_KEYS = ('enabled', 'exclude_joints', 'action_names')
 _OLD_NAMES = {'delta_actions_processor': RELATIVE}  # of LeRobot 0.5
 _PROMPT = {'pi05': 'pi05_prepare_state_tokenizer_processor_step', 'pi0': 'pi0_new_line_processor'}
@@ -31,14 +33,18 @@ def read_steps(directory: Path, pipeline: str, kind: str) -> dict[str, dict[str,
     try:
         listed = read_json(path)['steps']
         steps = {_OLD_NAMES.get(step['registry_name'], step['registry_name']): step for step in listed}
-        settings = {name: step.get('config') or {} for name, step in steps.items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f'{path} is not a LeRobot processor file: each of "steps" needs a "registry_name"; '
-                              're-export the checkpoint with LeRobot 0.4 or later') from error
+        settings = {name: dict(step.get('config') or {}) for name, step in steps.items()}
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointError(f'{path} is not a LeRobot processor file: each of "steps" needs a "registry_name" and a '
+                              'mapping as "config"; re-export the checkpoint with LeRobot 0.4 or later') from error
+    for name, values in settings.items():
+        check_types({key: value for key, value in values.items() if value is not None}, _TYPES, f'{path}, {name}',
+                    others=True)
     foreign = set(steps) - KNOWN | set(steps) & {name for other, name in _PROMPT.items() if other != kind}
     if foreign:
-        raise CheckpointError(f'{path} has steps that rMuscle does not know for {kind}: {", ".join(sorted(foreign))}; '
-                              'export the checkpoint without them')
+        names = ', '.join(sorted(map(str, foreign)))
+        raise CheckpointError(f'{path} has steps that rMuscle does not know for {kind}: {names}; export the checkpoint '
+                              'without them')
     if not settings.get(_PROMPT['pi05'], {}).get('include_state_in_prompt', True):
         raise CheckpointError(f'{path} leaves the state out of the prompt (include_state_in_prompt: false), which is '
                               'not supported; use a checkpoint without proprioceptive memory')

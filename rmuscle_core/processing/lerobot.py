@@ -66,7 +66,8 @@ def _limit(tokenizing: dict[str, Any], config: ModelConfig, directory: Path) -> 
 def _renamed(before: dict[str, Any], config: ModelConfig, directory: Path) -> dict[str, str]:
     """Camera names of the data set -> the checkpoint's."""
     given = (before.get('rename_observations_processor', {}).get('config') or {}).get('rename_map') or {}
-    names = {a.removeprefix(IMAGES): b.removeprefix(IMAGES) for a, b in given.items() if b.startswith(IMAGES)}
+    names = {str(a).removeprefix(IMAGES): str(b).removeprefix(IMAGES) for a, b in given.items()
+             if str(b).startswith(IMAGES)}
     for name, camera in names.items():
         # LeRobot's padding views are known to its configuration, but never seen.
         if camera not in config.cameras and not camera.startswith('empty_camera'):
@@ -81,7 +82,7 @@ def _normalizer(directory: Path, steps: dict, step_name: str, feature: str, dims
                               'the checkpoint with its processors')
     step = steps[step_name]
     settings = step.get('config') or {}
-    mode = (settings.get('norm_map') or {}).get(feature, 'IDENTITY')
+    mode = str((settings.get('norm_map') or {}).get(feature, 'IDENTITY'))
     statistics, source = ({}, directory) if mode == 'IDENTITY' else files.read_statistics(directory, step)
     key = 'observation.state' if feature == 'STATE' else 'action'
     return Normalizer.from_statistics(mode, statistics, key, dims, settings.get('eps', 1e-8), str(source))
