@@ -306,10 +306,6 @@ class PolicyNode(RetryableLifecycleNode):
         self._failures += 1
         if self._failures >= FAILURES_TO_STOP:
             self._give_up = self.last_error
-        # After a device error nothing on the device works any more; only a new process helps.
-        text = str(error)
-        if type(error).__name__ == 'AcceleratorError' or ('CUDA error' in text and 'out of memory' not in text):
-            self.fatal = True
 
 
 def main(args: list[str] | None = None) -> int:

@@ -55,7 +55,7 @@ class Child:
         self.process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                         text=True)
         self.lines, self.errors = [], []
-        self._readers = [threading.Thread(target=self._read, args=pair) for pair in
+        self._readers = [threading.Thread(target=self._read, args=pair, daemon=True) for pair in
                          ((self.process.stdout, self.lines), (self.process.stderr, self.errors))]
         for reader in self._readers:
             reader.start()
@@ -78,17 +78,11 @@ class Child:
         return code, '\n'.join(self.errors)
 
 
-def node_child(namespace, changes, real=False, checkpoint='some/checkpoint', library=''):
-    """Start NODE with these changes; ``real``: with a policy loaded from the checkpoint."""
-    changes = f'Node = PolicyNode\n{changes}'
-    return Child('-c', NODE.format(tests=[p for p in sys.path if Path(p).is_relative_to(TESTS)], changes=changes,
-                                   checkpoint=str(checkpoint), library=str(library), real=real, namespace=namespace))
-
-
 class Robot:
-    """Joint states, images, and calls of the child's services."""
+    """Joint states, images, and calls of the services of a node that it starts in its own namespace."""
 
     def __init__(self, namespace):
+        self.namespace, self.child = namespace, None
         self.node = Node('robot', namespace=namespace)
         self.executor = SingleThreadedExecutor()
         self.executor.add_node(self.node)
@@ -96,6 +90,15 @@ class Robot:
         self.joints = self.node.create_publisher(JointState, 'joint_states', reliable)
         self.images = [self.node.create_publisher(Image, f'{c}/image_raw', reliable) for c in ('base', 'wrist')]
         self._clients = {}
+
+    def start(self, changes, real=False, checkpoint='some/checkpoint', library=''):
+        """Start NODE with these changes and wait until it is made; ``real``: its policy is loaded from a checkpoint."""
+        changes = f'Node = PolicyNode\n{changes}'
+        self.child = Child('-c', NODE.format(
+            tests=[p for p in sys.path if Path(p).is_relative_to(TESTS)], changes=changes, real=real,
+            checkpoint=str(checkpoint), library=str(library), namespace=self.namespace))
+        self.until(lambda: 'made' in self.child.lines, 'the node', send=False)
+        return self.child
 
     def send_joints(self, value=0.0):
         message = JointState(name=list(ARM7), position=[float(value)] * len(ARM7))
@@ -107,11 +110,11 @@ class Robot:
             publisher.publish(stamp_message(sentinel(1), self.node.get_clock().now().nanoseconds))
         self.send_joints()
 
-    def until(self, condition, what, timeout_s=60.0, send=True, child=None):
+    def until(self, condition, what, timeout_s=60.0, send=True, ended=False):
         """Spin, and send observations, until the condition holds."""
         end = time.monotonic() + timeout_s
         while not condition():
-            assert child is None or child.process.poll() is None, '\n'.join(child.errors)
+            assert ended or self.child.process.poll() is None, '\n'.join(self.child.errors)
             assert time.monotonic() < end, f'{what} did not happen within {timeout_s} s'
             if send:
                 self.send()
@@ -148,5 +151,7 @@ class Robot:
         return future.result().success
 
     def close(self):
+        if self.child is not None:
+            self.child.process.kill()
         self.executor.shutdown()
         self.node.destroy_node()

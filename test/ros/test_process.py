@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from child import Child, Robot, node_child
+from child import Child, Robot
 from std_srvs.srv import SetBool
+from trajectory_msgs.msg import JointTrajectory
 
 from rmuscle_core.cli import main
 from rmuscle_core.settings import PROFILES, Settings
@@ -21,8 +22,11 @@ ROOT = Path(__file__).parents[2]
 FAILING = """
 import torch
 class Policy(EchoPolicy):
-    def infer(self, observation, leftover=None):
+    def infer(self, *arguments):
+        chunk = super().infer(*arguments)
+        say('called')
         {raises}
+        return chunk
 """
 HIDING = """
 import signal
@@ -108,9 +112,8 @@ def robot(ros_context):
     ('unconfigured', signal.SIGTERM), *itertools.product(list(STATES)[1:], [signal.SIGINT, signal.SIGTERM])])
 def test_v28_a_signal_ends_any_state_in_time_and_leaves_a_sound_library(robot, checkpoint, tmp_path, state, number):
     library = tmp_path / 'library'
-    child = node_child('/process', STATES[state], real=True, checkpoint=checkpoint, library=library)
+    child = robot.start(STATES[state], real=True, checkpoint=checkpoint, library=library)
     try:
-        robot.until(lambda: 'made' in child.lines, 'the node', send=False, child=child)
         if state != 'unconfigured':
             configured = robot.change('configure')
         if state not in ('unconfigured', 'configuring'):
@@ -131,22 +134,23 @@ def test_v28_a_signal_ends_any_state_in_time_and_leaves_a_sound_library(robot, c
 
 def test_a_lost_device_ends_the_process_with_a_hold_and_code_1(robot):
     """So that a supervisor starts it again: in this process nothing on the device works any more."""
-    child = node_child('/process', FAILING.format(raises="raise DeviceError('the device failed; start again')"))
-    holds = []
-    robot.node.create_subscription(JointTrajectory, 'joint_trajectory', holds.append, 10)
-    robot.until(lambda: 'made' in child.lines, 'the node', send=False, child=child)
+    commands = []
+    robot.node.create_subscription(JointTrajectory, 'joint_trajectory', commands.append, 10)
+    child = robot.start(FAILING.format(
+        raises="if len(self.seen) > 1: raise DeviceError('the device failed; start again')"))
     assert robot.changed('configure') and robot.changed('activate')
-    robot.until(lambda: child.process.poll() is not None, 'the end')
+    robot.until(lambda: child.process.poll() is not None, 'the end', ended=True)
     code, errors = child.ends()
     assert code == 1 and 'the device failed; start again' in errors and 'Traceback' not in errors, errors
+    robot.until(lambda: len(commands) == 2, 'the hold', send=False, ended=True)
+    assert [len(command.points) == 1 for command in commands] == [False, True]
 
 
 def test_other_failures_leave_the_process_alive(robot):
-    raises = "say('called'); raise RuntimeError('CUDA out of memory' if len(self.seen) % 2 else 'broken')"
-    child = node_child('/process', FAILING.format(raises=raises))
-    robot.until(lambda: 'made' in child.lines, 'the node', send=False, child=child)
+    child = robot.start(FAILING.format(
+        raises="raise RuntimeError('CUDA out of memory' if len(self.seen) % 2 else 'broken')"))
     assert robot.changed('configure') and robot.changed('activate')
-    robot.until(lambda: len(child.lines) > 3, 'three calls', child=child)
+    robot.until(lambda: child.lines.count('called') >= 3, 'three calls')
     assert robot.changed('deactivate')
     assert child.ends(signal.SIGTERM)[0] == 0
 
