@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from rclpy.event_handler import SubscriptionEventCallbacks
@@ -24,6 +25,7 @@ PROMPT = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=
 class Topics:
     """Publishers and subscriptions that configure makes and cleanup destroys.
 
+    A profile is copied, as rclpy writes what parameters override into the one it gets.
     ``incompatible`` maps a topic to what its publisher offers otherwise than asked; ``lost`` counts the messages that
     the middleware reports lost on the way.
     """
@@ -38,7 +40,7 @@ class Topics:
     def publisher(self, kind: type, topic: str, qos: QoSProfile) -> Any:
         """A publisher that is silent while the node is not active."""
         publisher = self._node.create_lifecycle_publisher(
-            kind, topic, qos, qos_overriding_options=QoSOverridingOptions.with_default_policies())
+            kind, topic, copy(qos), qos_overriding_options=QoSOverridingOptions.with_default_policies())
         self._entities.append((self._node.destroy_lifecycle_publisher, publisher))
         return publisher
 
@@ -61,7 +63,7 @@ class Topics:
         events = SubscriptionEventCallbacks(incompatible_qos=self._node.guarded(incompatible),
                                             message_lost=self._node.guarded(lost))
         subscription = self._node.create_subscription(
-            kind, topic, self._node.guarded(callback), qos, event_callbacks=events,
+            kind, topic, self._node.guarded(callback), copy(qos), event_callbacks=events,
             qos_overriding_options=QoSOverridingOptions.with_default_policies())
         self._entities.append((self._node.destroy_subscription, subscription))
         self._expected[topic] = subscription.topic_name, f'{kind.__module__.partition(".")[0]}/msg/{kind.__name__}'
