@@ -81,7 +81,7 @@ class PickPlaceCell:
         if command.shape != (len(JOINTS),) or not np.isfinite(command).all():
             raise ObservationError(f'a command needs a finite hand position and gripper opening, not {command!r}; '
                                    'see rmuscle_core.workcell.pick_place.JOINTS for their order')
-        effort = 1.0 - command[3]
+        effort = 1.0 - 2.0 * command[3]
         success = False
         for left in range(SUBSTEPS, 0, -1):
             motion = (command[:3] - self.target()) / left / REACH

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from rmuscle_core.errors import RMuscleError
-from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig, save_checkpoint
+from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig, load_model, save_checkpoint
 from rmuscle_core.model.checkpoint_config import config_json
 from rmuscle_core.processing import ByteTokenizer, write_processors
 from rmuscle_core.workcell import dataset
@@ -50,6 +50,17 @@ def policy_config(demonstrations: Demonstrations, scale: float = 1.0, layers: in
         execute_steps=12, prompt_length=96)
 
 
+def take_vision(model: VLA, directory: Path) -> None:
+    """Start from the vision tower of another checkpoint; its projection stays, when the prefix is as wide."""
+    other = load_model(directory)
+    if other.config.vision != model.config.vision:
+        raise RMuscleError(f'the vision tower of {directory} is {other.config.vision}, this one {model.config.vision}; '
+                           'train without --vision-from')
+    own = model.vision.state_dict()
+    fitting = {name: value for name, value in other.vision.state_dict().items() if value.shape == own[name].shape}
+    model.vision.load_state_dict({**own, **fitting})
+
+
 class Trainer:
     """One training run: what changes from step to step, and the two kinds of step."""
 
@@ -59,7 +70,10 @@ class Trainer:
         self.args, self.on_cuda = args, args.device.startswith('cuda')
         self.data = TrainingData(demonstrations, config.chunk_size, args.device)
         prompts = PromptWriter(str(demonstrations.task), config.action_dim, args.device)
-        self.objective = Objective(VLA(config), prompts, self.data.landmark_scale.size).to(args.device)
+        model = VLA(config)
+        if args.vision_from:
+            take_vision(model, args.vision_from)
+        self.objective = Objective(model, prompts, self.data.landmark_scale.size).to(args.device)
         self.average = copy.deepcopy(self.objective).requires_grad_(False)
         self.rate = torch.zeros((), device=args.device)
         decayed = [p for p in self.objective.parameters() if p.ndim > 1]
@@ -195,6 +209,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--bfloat16', action=argparse.BooleanOptionalAction, default=torch.cuda.is_available(),
                         help='bfloat16 matrix products')
     parser.add_argument('--scale', type=float, default=1.0, help='multiplies the widths of the model')
+    parser.add_argument('--vision-from', type=Path, help='start from the vision tower of this checkpoint')
     parser.add_argument('--layers', type=int, default=6, help='of prefix and expert')
     parser.add_argument('--prefix-width', type=int, default=192, help='its FFN is 8 times as wide')
     parser.add_argument('--seed', type=int, default=0)

@@ -50,3 +50,26 @@ def test_an_unreadable_file_is_refused_by_name(tmp_path, demonstrations, damage)
         path.write_bytes({'text': b'hello', 'truncated': content[:len(content) // 2]}.get(damage, bytes(content)))
     with pytest.raises(RMuscleError, match=r'demos\.npz is not a readable demonstration file'):
         dataset.read(path)
+
+
+def test_a_file_of_before_there_were_landmarks_is_still_read(tmp_path, demonstrations):
+    path = tmp_path / 'demos.npz'
+    dataset.write(path, demonstrations)
+    with np.load(path) as file:
+        arrays = dict(file)
+    for name in ('landmarks', 'located_landmarks'):
+        places = arrays.pop(name)
+        arrays[name.replace('landmarks', 'cubes')] = np.column_stack([places, np.full(len(places), 0.02, np.float32)])
+    np.savez(path, **arrays)
+    again = dataset.read(path)
+    assert np.array_equal(again.landmarks, demonstrations.landmarks)
+    assert np.array_equal(again.located_landmarks, demonstrations.located_landmarks)
+
+
+def test_views_are_chosen_by_name(demonstrations):
+    chosen = demonstrations.seen_by(['right_wrist', 'top'])
+    assert chosen.cameras.tolist() == ['right_wrist', 'top']
+    assert np.array_equal(chosen.images, demonstrations.images[:, [2, 0]])
+    assert np.array_equal(chosen.located_images, demonstrations.located_images[:, [2, 0]])
+    with pytest.raises(RMuscleError, match="no camera 'nose'; recorded are top"):
+        demonstrations.seen_by(['nose'])
