@@ -25,6 +25,7 @@ from rmuscle.msg import CacheStatus, NodeStatus
 from rmuscle_core.errors import ObservationError, RMuscleError
 from rmuscle_core.observation import ActionChunk, Leftover
 from rmuscle_core.sensing.observe import ObservationBuffer, Snapshot
+from rmuscle_ros.bridge import other_encodings
 from rmuscle_ros.checkpoint import load_config, load_policy
 from rmuscle_ros.clock import NodeClock
 from rmuscle_ros.contract import Contract, check_action_mode, check_contract, check_topics, required
@@ -146,7 +147,8 @@ class PolicyNode(RetryableLifecycleNode):
     def _connect(self, contract: Contract) -> None:
         options = self._params.node_settings
         topics = {camera: self._params.topic(camera) for camera in contract.cameras}
-        self._buffer = ObservationBuffer(contract.joints, topics, options.max_age_s, options.max_skew_s)
+        self._buffer = ObservationBuffer(contract.joints, topics, options.max_age_s, options.max_skew_s,
+                                         other_encodings=other_encodings())
         self._device = DeviceDiagnostics(self._policy)
         self._inputs = InputDiagnostics(self._buffer, self._device.name, self._topics)
         self._health = Health(contract.execute_steps / options.control_rate_hz)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """sensor_msgs/Image and CompressedImage to RGB arrays.
 
-One converter of our own for live use, bags and tests, so that the same bytes give the same picture everywhere.
-cv_bridge is no part of it: it has no wheel, its Jazzy build needs numpy 1.x, and it misreads rows whose padding is no
-whole number of pixels.
+One converter of our own for live use, bags and tests, so that the same bytes give the same picture everywhere. The node
+asks cv_bridge for the encodings that are not in these tables: it has no wheel, its Jazzy build needs numpy 1.x, and it
+misreads rows whose padding is no whole number of pixels, so it cannot be the one converter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import cv2
@@ -30,17 +31,23 @@ PACKED = {
 # A plane of brightness, and below it one of colour with half as many rows; ``step`` is that of one row of either.
 PLANAR = {'nv12': cv2.COLOR_YUV2RGB_NV12, 'nv21': cv2.COLOR_YUV2RGB_NV21}
 
+Converter = Callable[[Any, str], 'np.ndarray | None']  # (Image, topic) -> uint8 [h, w, 3] RGB, None for "not mine"
 
-def decode_image(message: Any, topic: str) -> np.ndarray:
+
+def decode_image(message: Any, topic: str, other: Converter | None = None) -> np.ndarray:
     """Return uint8 [h, w, 3] RGB in memory of its own (the message may be reused at once).
 
-    message: sensor_msgs Image or CompressedImage, from rclpy or rosbags. Raises ObservationError naming the topic.
+    message: sensor_msgs Image or CompressedImage, from rclpy or rosbags. other: asked for encodings that are not known
+    here. Raises ObservationError naming the topic.
     """
     if hasattr(message, 'format'):
         return decode_compressed(np.frombuffer(message.data, np.uint8), message.format, topic)
     encoding, width = message.encoding, int(message.width)
     depth, code = PACKED.get(encoding) or (1, PLANAR.get(encoding))
     if encoding not in PACKED and encoding not in PLANAR:
+        picture = other(message, topic) if other else None
+        if picture is not None:
+            return picture
         raise ObservationError(f'{topic}: encoding {encoding[:40]!r} is no 8-bit picture of known colours; publish '
                                f'one of {", ".join([*PACKED, *PLANAR])}')
     rows = _rows(message, topic, depth)[:, :width * depth]

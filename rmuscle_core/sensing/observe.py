@@ -20,7 +20,7 @@ import numpy as np
 
 from rmuscle_core.errors import ObservationError
 from rmuscle_core.observation import Observation
-from rmuscle_core.sensing.image import decode_image
+from rmuscle_core.sensing.image import Converter, decode_image
 from rmuscle_core.sensing.joints import JointMap
 from rmuscle_core.sensing.samples import CameraStream, JointSamples, Sample, age_problem, header_ns
 
@@ -47,10 +47,11 @@ class ObservationBuffer:
     """
 
     def __init__(self, joints: JointMap, topics: Mapping[str, str], max_age_s: float, max_skew_s: float = 0.0,
-                 joint_topic: str = 'joint_states'):
+                 joint_topic: str = 'joint_states', other_encodings: Converter | None = None):
         self.joints = joints
         self.streams = {camera: CameraStream(topic) for camera, topic in topics.items()}
         self.samples = JointSamples(joints.names, joint_topic)
+        self._other_encodings = other_encodings
         self.limit(max_age_s, max_skew_s)
         self._lock = threading.Lock()
         self._cleared = 0
@@ -149,7 +150,7 @@ class ObservationBuffer:
             if stream.good is sample:
                 return stream.picture  # unpacked before, when another camera's frame was broken
         try:
-            picture = decode_image(sample.message, stream.topic)
+            picture = decode_image(sample.message, stream.topic, self._other_encodings)
         except ObservationError:
             with self._lock:
                 stream.drop(sample)

@@ -235,7 +235,7 @@ def test_v08_slow_policy_sees_the_newest_frame_and_each_is_decoded_once(sim, mon
     decoded, calls, answer = [], queue.Queue(), threading.Semaphore(0)
     decode = observe.decode_image
 
-    def counted(message, topic):
+    def counted(message, topic, *others):
         decoded.append(topic)
         return decode(message, topic)
 

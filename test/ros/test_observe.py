@@ -179,7 +179,7 @@ def test_joint_parameters_that_make_no_sense_are_refused_by_name(options, name):
 def test_v08_no_frame_is_decoded_twice(buffer, monkeypatch):
     decoded = []
 
-    def counted(message, topic):
+    def counted(message, topic, *others):
         decoded.append(topic)
         return decode_image(message, topic)
 
@@ -196,7 +196,7 @@ def test_v08_no_frame_is_decoded_twice(buffer, monkeypatch):
 
 
 def test_frame_decoded_while_the_buffer_is_cleared_does_not_come_back(buffer, monkeypatch):
-    def clear_meanwhile(message, topic):
+    def clear_meanwhile(message, topic, *others):
         buffer.clear()
         return decode_image(message, topic)
 
