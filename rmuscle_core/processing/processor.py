@@ -22,7 +22,6 @@ from rmuscle_core.processing.tokenizer import ByteTokenizer, Tokenizer, check_vo
 if TYPE_CHECKING:
     from rmuscle_core.model import ModelConfig
     from rmuscle_core.model.guidance import Guidance
-    from rmuscle_core.model.guidance import Guidance
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +36,6 @@ class ModelInputs:
     state: torch.Tensor  # [padded_dim] float32, normalised, zeros behind the robot's own dimensions
     state_normalized: np.ndarray  # [S] float32
     guidance: Guidance | None = None  # what holds the chunk to the running one (real-time chunking)
-    guidance: Guidance | None = None  # what holds the new chunk to the running one
 
 
 def read_recipe(directory: str | Path, config: ModelConfig) -> Recipe:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmuscle_core.processing.prompt import PromptRule
-from rmuscle_core.processing.steps import Normalization, Padding, RelativeActions, Step
+from rmuscle_core.processing.steps import Normalization, Padding, Step
 from rmuscle_core.processing.views import Views
 
 PALIGEMMA = 'google/paligemma-3b-pt-224'
@@ -60,11 +60,11 @@ class Recipe:
     def report(self) -> dict[str, str]:
         """Every choice, name -> plain text; equal reports preprocess equally."""
         state_dim = len(self.normalization.states.first)
-        lines = {'rules': self.origin, **self.views.report(), **self.prompt.report(state_dim)}
+        lines = {'rules': self.origin, **self.views.report(), **self.prompt.report(state_dim),
+                 'joint space': "the robot's own", 'relative actions': 'none'}
         for step in self.steps:
             lines |= step.report()
-        absolute = {} if any(isinstance(step, RelativeActions) for step in self.steps) else {'relative actions': 'none'}
-        return {**lines, **absolute}
+        return lines
 
     def _entering(self, state: np.ndarray) -> list[np.ndarray]:
         states = [state]
