@@ -17,7 +17,8 @@ class Interrupted(Exception):
 class RecordFFN:
     """Dense prefix FFN that keeps the visual rows' input and output in a slot of the arena.
 
-    checkpoint() is called before each layer and may raise Interrupted; the slot is then incomplete, not the model.
+    checkpoint() is called before each layer and between its products, and may raise Interrupted; the slot is then
+    incomplete, not the model.
     """
 
     def __init__(self, arena: ReferenceArena, slot: int, checkpoint: Callable[[], None]) -> None:
@@ -25,7 +26,10 @@ class RecordFFN:
 
     def __call__(self, x: torch.Tensor, mlp, layer: int, step: int = 0) -> torch.Tensor:
         self.checkpoint()
-        y, tokens = mlp(x), self.arena.shape.tokens
+        a, tokens = mlp.activations(x), self.arena.shape.tokens
+        self.checkpoint()
+        y = mlp.down(a)
+        self.checkpoint()
         self.arena.x[self.slot, layer].copy_(self.arena.comparable(x[0, :tokens]))
         self.arena.y[self.slot, layer].copy_(y[0, :tokens])
         return y
