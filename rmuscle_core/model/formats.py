@@ -46,12 +46,10 @@ def open_source(directory: str | Path) -> Source:
         raise CheckpointError(f'{path} is that of a {"GR00T" if gr00t else NOT_YET.get(name, name)} policy, which '
                               f'rMuscle does not run yet; use one of {", ".join(KINDS)} (docs/adding-a-model.md says '
                               'what an adapter needs)')
-    if 'type' in raw:
-        return Source(directory, with_options(raw, options, own), path)
-    if openpi or 'action_horizon' in raw:
+    if 'type' not in raw and (openpi or 'action_horizon' in raw):
         profile = read_profile(directory, options)
         return Source(directory, lerobot_config(profile, raw, path), own, profile)
-    return Source(directory, raw, path)
+    return Source(directory, with_options(raw, options, own), path)
 
 
 def require_weights(directory: Path) -> None:

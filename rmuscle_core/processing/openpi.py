@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ MODES = {'pi05': 'QUANTILES', 'pi0': 'MEAN_STD'}
 
 def read_recipe(source: Source, config: ModelConfig) -> Recipe:
     """Raises CheckpointError for missing or unusable statistics."""
+    if find_spec('PIL') is None:  # now, not at the first picture
+        raise CheckpointError(f'{source.directory} is an openpi checkpoint, whose pictures are resized by Pillow, '
+                              'which is not installed; install it with: pip install Pillow')
     profile = source.profile
     path = _statistics_file(source.directory, profile)
     named = read_json(path).get('norm_stats')

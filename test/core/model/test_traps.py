@@ -64,6 +64,8 @@ def test_i05_the_kind_is_told_by_tensors_not_by_names(name, tmp_path):
     copy = copy_of(name, folder)
     edit_json(copy / 'config.json', lambda content: content.pop('type'))
     assert load_config(copy).kind == name.split('_')[1]
+    (copy / 'rmuscle.yaml').write_text('dtype: bfloat16')
+    assert load_config(copy).dtype == 'bfloat16'
 
 
 def test_i14_weights_come_in_the_asked_dtype_whatever_is_stored(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from rmuscle_core.errors import CheckpointError, ObservationError
 from rmuscle_core.observation import Observation
-from rmuscle_core.processing import Processor
+from rmuscle_core.processing import Processor, openpi
 from rmuscle_core.processing.processor import read_recipe
 
 RANDOM = np.random.default_rng(5)
@@ -155,6 +155,13 @@ def test_statistics_of_several_robots_need_a_choice(directory):
         read_recipe(path, config())
     (path / 'rmuscle.yaml').write_text('profile: libero\nasset_id: lab/two\n')
     assert read_recipe(path, config()).origin == 'openpi'
+
+
+def test_a_missing_pillow_is_told_at_loading(directory, monkeypatch):
+    path, _ = directory('profile: libero')
+    monkeypatch.setattr(openpi, 'find_spec', lambda name: None)
+    with pytest.raises(CheckpointError, match='pip install Pillow'):
+        read_recipe(path, config())
 
 
 def test_no_statistics_at_all_are_refused(directory):
