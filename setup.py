@@ -6,7 +6,9 @@ from setuptools import find_packages, setup
 kernels = ['rmuscle_kernels', *(f'rmuscle_kernels.{name}' for name in find_packages('kernels'))]
 gpu = ['triton>=3.6', 'nvidia-ml-py>=12']
 workcell = ['gym-aloha>=0.1.5', 'matplotlib>=3.9', 'dm-control>=1.0.41', 'mujoco>=3.8.1,<3.9']
-bags = ['rosbags>=0.11']
+bags = ['rosbags>=0.11.9']
+lerobot = ['av>=12.3', 'pyarrow>=16.1']
+serve = ['msgpack>=1.0.5', 'websockets>=13']
 
 setup(
     name='rmuscle',
@@ -22,6 +24,7 @@ setup(
         'huggingface_hub>=0.34',
         'numpy>=1.26',
         'opencv-python-headless>=4.8',
+        'pillow>=10.1',
         'PyYAML>=6.0',
         'rich>=13',
         'safetensors>=0.4.3',
@@ -34,7 +37,9 @@ setup(
         'gpu': gpu,
         'workcell': workcell,
         'bags': bags,
-        'test': [*gpu, *workcell, *bags, 'hypothesis>=6.100', 'pytest>=8', 'ruff>=0.15'],
+        'lerobot': lerobot,
+        'serve': serve,
+        'test': [*gpu, *workcell, *bags, *lerobot, *serve, 'hypothesis>=6.100', 'pytest>=8', 'ruff>=0.15'],
     },
     entry_points={'console_scripts': ['rmuscle = rmuscle_core.cli:main']},
 )

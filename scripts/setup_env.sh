@@ -68,6 +68,7 @@ rmuscle_install_python() {
   # The pip of Python 3.10 cannot solve these. One command, so that torch and colcon agree on setuptools.
   "${pip[@]}" --upgrade 'pip>=25' \
     && "${pip[@]}" "${requirements[@]}" \
+    && "${pip[@]}" --no-deps -r "$RMUSCLE_ROOT/requirements-no-deps.txt" \
     && "${pip[@]}" --no-deps --no-build-isolation -e "$RMUSCLE_ROOT" || return 1
   echo "$key" >"$stamp"
 }
