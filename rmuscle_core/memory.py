@@ -170,6 +170,17 @@ class MuscleMemory:
                 self._short = False
         log.warning(f'memory ran out; {len(self.working_set)} reference slots are left')
 
+    def reload(self) -> Future[int]:
+        """Take in what appeared in the library's folder and forget what went; the future holds the episodes there."""
+        def refresh(_checkpoint: Callable[[], None]) -> int:
+            if self.library is None:
+                raise LibraryError('there is no library to read again; set the parameter library')
+            self.library.refresh()
+            self.retriever.use(self.library.index())
+            return len(self.library.episodes)
+
+        return self.reconstructor.submit(refresh)
+
     def save(self, success: bool) -> Future[Path]:
         """Write the running episode to the library on the reconstruct thread; the future holds the file's path."""
         episode = self.episode

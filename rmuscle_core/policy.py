@@ -197,6 +197,10 @@ class MusclePolicy:
         self.shadow.begin_episode()
         self.memory.begin_episode(task_of(prompt), self.cameras, self.shadow.temper(self.settings))
 
+    def reload_library(self) -> Future[int]:
+        """Read the library's folder again off this thread; the future holds the number of episodes in it."""
+        return self.memory.reload()
+
     def save_episode(self, success: bool = True) -> Future[Path]:
         """Write the running episode to the library off this thread; the future holds the file or a LibraryError."""
         return self.memory.save(success)

@@ -217,6 +217,10 @@ class PolicyNode(RetryableLifecycleNode):
         """Write the episode to the library; the future's result is its file, or another future of it."""
         return self._worker.submit(lambda: self._policy.save_episode(success))
 
+    def reload_library(self) -> Work:
+        """Read the library's folder again; the future's result is another one, of the number of episodes."""
+        return self._worker.submit(lambda: self._policy.reload_library())
+
     def start_calls(self) -> None:
         """Call the policy from now on."""
         self._give_up, self._failures = '', 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's services: ~/start, ~/stop, ~/reset_episode and ~/save_episode."""
+"""The node's services: ~/start, ~/stop, ~/reset_episode, ~/save_episode and ~/reload_library."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Services:
         # A callback that awaits keeps its group busy; in the default group it would hold up every other callback.
         waiting = ReentrantCallbackGroup()
         node.create_service(Trigger, '~/reset_episode', self._on_reset, callback_group=waiting)
+        node.create_service(Trigger, '~/reload_library', self._on_reload, callback_group=waiting)
         node.create_service(SetBool, '~/save_episode', self._on_save, callback_group=waiting)
 
     def _on_start(self, _request: Any, response: Any) -> Any:
@@ -44,6 +45,9 @@ class Services:
 
     async def _on_reset(self, _request: Any, response: Any) -> Any:
         return await self._answer(response, self._node.begin_episode, lambda _: 'a new episode begins')
+
+    async def _on_reload(self, _request: Any, response: Any) -> Any:
+        return await self._answer(response, self._node.reload_library, lambda count: f'{count} episodes')
 
     async def _on_save(self, request: Any, response: Any) -> Any:
         return await self._answer(response, lambda: self._node.save_episode(request.data), str)

@@ -162,6 +162,7 @@ def test_v24_cleanup_during_an_endless_call_is_refused_and_may_be_tried_again(ma
 def test_services_answer_in_any_state(bench):
     assert not bench.trigger('start').success
     assert not bench.trigger('reset_episode').success
+    assert not bench.trigger('reload_library').success
     assert not bench.save(True).success
     assert bench.trigger('stop').success
     assert bench.change('configure')

@@ -39,6 +39,10 @@ def test_from_the_first_dense_call_to_a_library_of_its_own(make_bench, checkpoin
     stored = observe_until(bench, 'library')
     assert stored.reference.startswith('lift/') and stored.library_entries > 0 and stored.similarity > 0.9
     assert all(np.isfinite(p.positions).all() for t in bench.trajectories for p in t.points)
+    again = bench.trigger('reload_library')
+    assert again.success and again.message == '1 episodes'
+    Path(saved.message).unlink()
+    assert bench.trigger('reload_library').message == '0 episodes'
     assert bench.change('deactivate') and bench.change('cleanup')
 
 
