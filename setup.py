@@ -18,6 +18,8 @@ setup(
     python_requires='>=3.10',
     packages=find_packages(include=['rmuscle_core*', 'rmuscle_ros*']) + kernels,
     package_dir={'rmuscle_kernels': 'kernels'},
+    data_files=[('share/rmuscle/config/openpi',
+                 [f'config/openpi/{name}.yaml' for name in ('aloha', 'droid', 'libero')])],
     # rmuscle_ros needs rclpy and the message packages too; those belong to the ROS installation, not to pip.
     install_requires=[
         'h5py>=3.10',

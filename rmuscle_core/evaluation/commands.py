@@ -75,9 +75,13 @@ def _rows(args: argparse.Namespace, rows):
 
 
 def shipped_policy(task: str) -> Path:
-    """Directory of the policy that comes with the project."""
+    """Directory of the policy that comes with the project; SettingsError where there is none."""
+    from rmuscle_core.shipped import shipped
     from rmuscle_core.workcell.tasks import TASKS
 
     if task not in TASKS:
         raise SettingsError(f'there is no task {task!r}; known are {", ".join(TASKS)}')
-    return Path(__file__).resolve().parents[2] / 'config' / 'policy' / TASKS[task].policy
+    found = shipped(f'policy/{TASKS[task].policy}')
+    if found is None:
+        raise SettingsError(f'the policy for {task} is not installed here; name one with --checkpoint')
+    return found

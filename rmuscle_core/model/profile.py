@@ -14,12 +14,10 @@ from typing import Any
 
 from rmuscle_core.errors import CheckpointError
 from rmuscle_core.model.options import OPTIONS, check_types, read_yaml
+from rmuscle_core.shipped import shipped
 
 SLOTS = ('base_0_rgb', 'left_wrist_0_rgb', 'right_wrist_0_rgb')  # in the order in which openpi's model sees them
 SHIPPED = ('libero', 'droid', 'aloha')
-# in a source tree, and under the prefix of a ROS or pip installation
-PLACES = [parent / folder for parent in Path(__file__).resolve().parents
-          for folder in ('config/openpi', 'share/rmuscle/config/openpi')]
 MODELS = ('pi05', 'pi0')
 ALOHA_JOINTS = 14
 
@@ -105,9 +103,8 @@ def _shipped(name: Any, path: Path) -> dict[str, Any]:
     if name not in SHIPPED:
         raise CheckpointError(f'{path}: profile must be one of {", ".join(SHIPPED)}, not {name!r}; for another robot '
                               'leave "profile" out and state its keys (docs/checkpoints.md)')
-    for place in PLACES:
-        if (place / f'{name}.yaml').is_file():
-            return read_yaml(place / f'{name}.yaml')
+    if found := shipped(f'openpi/{name}.yaml'):
+        return read_yaml(found)
     raise CheckpointError(f'the shipped profile {name}.yaml is not installed; copy config/openpi/{name}.yaml from the '
                           f'source to {path}')
 
