@@ -2,8 +2,15 @@
 """What rMuscle raises on bad input: one sentence with expected, found, where, and the next step."""
 
 
+LONGEST = 1500  # characters; a longer text quotes its input instead of describing it
+
+
 class RMuscleError(Exception):
-    """Base of every refusal; its text is fit to be shown to an operator as it is."""
+    """Base of every refusal; its text is fit to be shown to an operator as it is: one line, whatever it quotes."""
+
+    def __init__(self, text: str = '') -> None:
+        line = ' '.join(str(text).split())
+        super().__init__(line if len(line) <= LONGEST else f'{line[:LONGEST // 2]} [...] {line[-LONGEST // 4:]}')
 
 
 class CheckpointError(RMuscleError):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import time
 import traceback
 from collections.abc import Callable
@@ -39,6 +40,20 @@ class RetryableLifecycleNode(LifecycleNode):
             self.get_logger().error(f'transition {transition_id} is not possible in state {label}; '
                                     '`ros2 lifecycle list` shows those that are')
             return TransitionCallbackReturn.ERROR
+
+    def create_service(self, srv_type: type, srv_name: str, callback: Callable, **options: Any) -> Any:
+        """As rclpy's, which ends spin() and the node at what a callback raises, its own parameter services' included (a
+        value of an unknown type): here that is logged and the answer is empty. A coroutine has to see to it itself.
+        """
+        @functools.wraps(callback)
+        def answered(request: Any, response: Any) -> Any:
+            try:
+                return callback(request, response)
+            except Exception as error:  # noqa: BLE001 - see above
+                self.complain(error, srv_name)
+                return srv_type.Response()
+        waits = inspect.iscoroutinefunction(callback)
+        return super().create_service(srv_type, srv_name, callback if waits else answered, **options)
 
     @property
     def state_label(self) -> str:

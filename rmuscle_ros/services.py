@@ -22,8 +22,8 @@ class Services:
 
     def __init__(self, node: PolicyNode):
         self._node = node
-        node.create_service(Trigger, '~/start', node.guarded(self._on_start))
-        node.create_service(Trigger, '~/stop', node.guarded(self._on_stop))
+        node.create_service(Trigger, '~/start', self._on_start)
+        node.create_service(Trigger, '~/stop', self._on_stop)
         # A callback that awaits keeps its group busy; in the default group it would hold up every other callback.
         waiting = ReentrantCallbackGroup()
         node.create_service(Trigger, '~/reset_episode', self._on_reset, callback_group=waiting)
