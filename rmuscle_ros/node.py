@@ -249,7 +249,10 @@ class PolicyNode(RetryableLifecycleNode):
             self._worker.abandon_call()
             self.get_logger().error(f'a policy call has been running for {age_s:.1f} s, stall_timeout_s is '
                                     f'{limit_s:.1f}; its answer will be dropped')
-        self._health.stalled = age_s > limit_s
+        if self._health.stalled != (age_s > limit_s):
+            self._health.stalled = age_s > limit_s
+            self._publish_status()  # at once: whoever watches should not wait for the next period
+            self._publish_diagnostics()
 
     def _publish_status(self) -> None:
         told = {'state': self.state_label, 'last_error': self.last_error, 'prompt': self._prompt()}

@@ -53,6 +53,7 @@ def test_v20_the_heartbeat_goes_on_while_a_call_is_stalled(sim, capfd):
     bench.send_time(T0 + S)
     bench.send(T0 + S)
     stuck = beat(bench, lambda s: s.stalled, 'the stall')
+    assert diagnosis(bench, 'policy', lambda s: 'stalled' in s.message).level == b'\x02'
     assert stuck.call_age_s > 0.3
     later = beat(bench, lambda s: s.call_age_s > stuck.call_age_s + 0.5, 'another beat')
     assert later.stalled and later.chunks_published == 1
