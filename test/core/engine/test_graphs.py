@@ -199,6 +199,19 @@ def test_a_dense_call_is_repeated_on_the_other_lane_while_calls_go_on(kind):
         engine.dense(kept, due)
 
 
+def test_work_beside_calls_leaves_the_scratch_of_the_fused_kernels_alone():
+    engine = GraphEngine(small_model(), SETTINGS, 2)
+    embedded = engine.embed(make_inputs(1))
+    kept, reference = replace(embedded, prefix=embedded.prefix.clone()), make_reference(small_model(), 1)
+    hidden = engine.model.expert.workspace.hidden
+    for work in (lambda: engine.dense(kept, nothing), lambda: expand(engine, reference, 0)):
+        hidden.fill_(7)
+        work()
+        assert (hidden == 7).all()  # a call in flight on the other lane may be using it
+    engine.act(embedded, CallPlan(), None)
+    assert not (hidden == 7).all()
+
+
 @pytest.mark.parametrize('slots', [2, 1, 0])
 def test_an_engine_that_gave_slots_back_goes_on(slots):
     engine, model = GraphEngine(small_model(), SETTINGS, 2), small_model()
