@@ -79,7 +79,7 @@ def plan_call(settings: Settings, config: ModelConfig, tokens: int, text: int) -
         neurons = min(neurons, neuron_count(settings.mask_ratio, total))
     return CallPlan(tokens=token_count(settings.token_ratio, tokens, text) if context else None,
                     neurons=neurons if action else None,
-                    residual=settings.residual if action else 'none')
+                    residual=settings.residual if action and neurons < total else 'none')
 
 
 def arena_shape(settings: Settings, config: ModelConfig, tokens: int) -> ArenaShape:

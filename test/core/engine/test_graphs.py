@@ -154,6 +154,12 @@ def test_recomputed_rows_fill_whole_tiles_with_the_padded_prompt():
         assert plan == plan_call(SETTINGS.with_values(token_ratio=0.5), config, 768, bucket_of(text, 200))
 
 
+def test_all_neurons_leave_nothing_for_a_residual_to_stand_in_for():
+    every = plan_call(SETTINGS.with_values(neuron_ratio=1.0), small_config(), 32, 11)
+    assert (every.neurons, every.residual) == (24, 'none')
+    assert plan_call(SETTINGS.with_values(neuron_ratio=0.5), small_config(), 32, 11).residual == SETTINGS.residual
+
+
 def test_a_reference_with_other_views_is_refused(engine, references):
     reference = references[0]
     short = type(reference)(**{**vars(reference), 'prefix': reference.prefix[:16]})
