@@ -218,12 +218,14 @@ class EpisodeLibrary:
                      f'{capacity / 1e6:g} MB')
         return evicted
 
-    def refresh(self, cached: Mapping[Path, StoredEpisode] | None = None) -> None:
+    def refresh(self, cached: Mapping[Path, StoredEpisode] | None = None, again: bool = False) -> None:
         """Take in the episodes that appeared on disk and forget those that went.
 
-        cached: entries by path, believed for files of the same size and time. Raises LibraryError when the folder
-        cannot be read.
+        cached: entries by path, believed for files of the same size and time. again: files refused before may have
+        been put right; ``problems`` then holds what is still wrong. Raises LibraryError when the folder cannot be read.
         """
+        if again:
+            self.problems, self._refused = [], set()
         files = find_files(self.path, self._report)
         known = {e.path for e in self.episodes} | self._refused
         self._drop([e for e in self.episodes if e.path not in files])

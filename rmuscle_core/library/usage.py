@@ -26,7 +26,7 @@ class Usage:
     def write(self, stored: Callable[[tuple[str, str]], StoredEpisode | None]) -> None:
         """Bring what was noted to disk; a place that cannot be written forgets it at the end of the process."""
         noted, self._noted = self._noted, {}
-        for key, seconds in noted.items():
+        for key, seconds in list(noted.items()):  # ``note`` may have the old table in its hands
             episode = stored(key)
             if episode:
                 with contextlib.suppress(OSError):

@@ -22,6 +22,16 @@ def library(tmp_path, shelf):
     return library
 
 
+def test_what_was_put_right_is_taken_in_when_the_folder_is_read_again(library):
+    path, good = library.path / 'stack/two.h5', (library.path / 'stack/two.h5').read_bytes()
+    truncate(path)
+    opened = EpisodeLibrary.open(library.path)
+    assert [e.episode for e in opened.episodes] == ['one'] and len(opened.problems) == 1
+    path.write_bytes(good)  # restored, as the problem says
+    opened.refresh(again=True)
+    assert [e.episode for e in opened.episodes] == ['one', 'two'] and opened.problems == []
+
+
 def truncate(path):
     os.truncate(path, path.stat().st_size // 2)
 
