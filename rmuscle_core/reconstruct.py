@@ -165,7 +165,8 @@ class Reconstructor:
 
     def _next_work(self) -> tuple[str, Callable[[], bool]]:
         """What is to be done next in the interval, and the name it has in a message; called under the lock."""
-        if self._next == len(self._wanted) or self._budget == 0:
+        # Below 0: an expansion of the last interval ended in this one.
+        if self._next == len(self._wanted) or self._budget <= 0:
             spare, self._spare = self._spare, None
             return 'the shadow check failed', lambda: bool(spare(self._stop_when_due))
         # All wishes of the interval, also those fulfilled: the rest must not take their slots.

@@ -54,6 +54,21 @@ def expand_all(done):
     return lambda reference, wanted, checkpoint: not done.append(reference)
 
 
+def test_an_expansion_that_ends_in_the_next_interval_opens_its_budget_no_further(start):
+    done, spare = [], threading.Event()
+
+    def expand(reference, wanted, checkpoint):
+        done.append(reference)
+        if len(done) == 1:
+            reconstructor.open_interval(IDS[1:], 1.0, budget=0, spare=lambda checkpoint: spare.set())
+        return True
+
+    reconstructor = start(expand)
+    reconstructor.open_interval(IDS[:1], 1.0, budget=1)
+    assert spare.wait(WAIT_S) and reconstructor.wait_idle(WAIT_S)
+    assert done == IDS[:1]
+
+
 def test_candidates_are_expanded_in_order_within_the_budget(start):
     done = []
     reconstructor = start(expand_all(done))
