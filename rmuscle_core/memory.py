@@ -105,7 +105,9 @@ class MuscleMemory:
         if previous and previous.id in ready and previous.views == query.views:
             match = self.retriever.compare(query.key, query.states, previous)
             if match.similarity >= settings.min_similarity:
-                return Recall('previous_call', 'no library reference was similar enough or ready', match)
+                why = ('no library reference was similar enough or ready' if settings.reference_source == 'library'
+                       else 'reference_source is previous_call')
+                return Recall('previous_call', why, match)
         return Recall('dense', f'none of {len(ready)} ready references reaches similarity {settings.min_similarity:g}')
 
     def remember(self, query: Query, prefix: torch.Tensor, token_ids: torch.Tensor, chunk: np.ndarray) -> None:
@@ -175,7 +177,7 @@ class MuscleMemory:
         def refresh(_checkpoint: Callable[[], None]) -> int:
             if self.library is None:
                 raise LibraryError('there is no library to read again; set the parameter library')
-            self.library.refresh()
+            self.library.refresh(again=True)
             self.retriever.use(self.library.index())
             return len(self.library.episodes)
 

@@ -131,7 +131,9 @@ class MusclePolicy:
         """
         settings, watch = self.shadow.temper(self.settings), Stopwatch()
         with self.memory.reconstructor.policy_call():
-            inputs = self._encode(observation, leftover)
+            guidance = guidance_of(leftover, observation, self.processor, self.config, settings)
+            inputs = replace(self._encode(observation), guidance=guidance)
+            self._notice_task(observation.prompt)
             if not self._states:  # an episode's first call
                 self._warn(self.processor.doubts(observation.state))
             watch.lap('process')
@@ -143,7 +145,7 @@ class MusclePolicy:
             actions, report = self.actor.act(embedded, recall, settings)
             watch.lap('act')
             chunk = self.processor.decode(actions.numpy(), observation)
-            report.guided = inputs.guidance is not None
+            report.guided = guidance is not None
             watch.lap('decode')
         report.milliseconds.update(watch.stages)
         report.milliseconds['total'] = sum(watch.stages.values())
@@ -162,7 +164,8 @@ class MusclePolicy:
         expected = self.foresight.expect(chunk[min(self.execute_steps, len(chunk)) - 1], query.states[-1])
         spare = self.shadow.offer(embedded, last.actions, last.path, self.execute_steps)
         self.memory.prepare(query, expected, settings, next_call_in_s, spare)
-        self.engine.prepare(settings, embedded.text)  # changed ratios are captured now, not in the next call
+        # Changed ratios are captured now, not in the next call.
+        self.actor.afford(lambda: self.engine.prepare(settings, embedded.text))
 
     @device_failures()
     def warm_up(self, prompt: str) -> None:
@@ -173,7 +176,7 @@ class MusclePolicy:
         inputs = self._encode(blank)
         embedded = self.actor.afford(lambda: self.engine.embed(inputs))
         self.actor.afford(lambda: self.engine.act(embedded, CallPlan(), None))
-        self.engine.prepare(self.settings, embedded.text)
+        self.actor.afford(lambda: self.engine.prepare(self.settings, embedded.text))
         self.reset_episode(prompt)
         self.wait_ready(START_S)
 
@@ -235,14 +238,19 @@ class MusclePolicy:
         """Stop the reconstruct thread; True if it has ended."""
         return self.memory.reconstructor.close()
 
-    def _encode(self, observation: Observation, leftover: Leftover | None = None) -> ModelInputs:
+    def _encode(self, observation: Observation) -> ModelInputs:
         inputs = self.processor.encode(observation)
         other = [view for view in inputs.views if view not in self.cameras]
         if other:
             raise ObservationError(f'camera {other[0]!r} is not among those this policy was loaded for '
                                    f'({", ".join(self.cameras)}); load it with that camera, or leave the picture out')
-        guidance = guidance_of(leftover, observation, self.processor, self.config, self.settings)
-        return replace(inputs, guidance=guidance)
+        return inputs
+
+    def _notice_task(self, prompt: str) -> None:
+        """An episode is of one task: with another instruction the next one begins."""
+        running = self.memory.episode
+        if running and running[-1].id.task != task_of(prompt):
+            self.reset_episode(prompt)
 
     def _warn(self, doubts: list[str]) -> None:
         for doubt in doubts:

@@ -54,7 +54,7 @@ class EagerEngine:
         noise = torch.randn(1, model.config.chunk_size, model.config.padded_dim, generator=generator)
         self.noise = noise.to(self.device)
         self.problems: list[str] = []  # what was asked for and could not be had, one sentence each
-        self.recomputed: list[torch.Tensor] = []  # rows recomputed by the last call, per prefix layer
+        self.recomputed: list[torch.Tensor] = []  # rows recomputed by the last call, per prefix layer that chose them
         self._workspace: dict = {}  # of the inference thread's NeuronFFN, from call to call
 
     def prepare(self, settings: Settings, text: int) -> None:
@@ -137,10 +137,10 @@ class EagerEngine:
                                   guidance and guidance.to(self.device))[0].float().cpu()
 
     def _call_ffns(self, plan: CallPlan, slot: int | None):
+        self.recomputed = []
         if slot is None:
             return DenseFFN(), DenseFFN()
         self.arena.slot.fill_(slot)
-        self.recomputed = []
         context = DenseFFN() if plan.tokens is None else ContextFFN(self.arena, plan.tokens, self.recomputed)
         neurons = DenseFFN() if plan.neurons is None else NeuronFFN(
             self.arena, plan.neurons, self.settings.group_size, plan.residual, self._workspace)

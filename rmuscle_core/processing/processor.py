@@ -132,7 +132,7 @@ class Processor:
     def _checked_state(self, observation: Observation) -> np.ndarray:
         try:
             with np.errstate(over='ignore'):  # what float32 cannot hold is infinite, and refused below
-                state = np.asarray(observation.state, np.float32)
+                state = np.array(observation.state, np.float32)  # a copy: the history outlives the caller's array
         except (TypeError, ValueError) as error:
             raise ObservationError(f'the state must be {self.config.state_dim} numbers ({error})') from error
         if state.shape != (self.config.state_dim,):

@@ -9,13 +9,14 @@ import numpy as np
 
 from rmuscle_core.errors import ObservationError
 from rmuscle_core.observation import ActionChunk, Observation
-from rmuscle_core.policy import MusclePolicy, task_of
+from rmuscle_core.policy import MusclePolicy
 
 
 class EpisodeCalls:
     """Calls of several clients on one policy, which has one running episode: that of the client who called last.
 
-    A call by another client, for another task, or marked as a beginning starts a new episode. So one robot at a time
+    A call by another client or marked as a beginning starts a new episode, and so, in the policy, does one for another
+    task. So one robot at a time
     has the whole muscle memory; robots that take turns are answered as correctly, by the references that an episode's
     first call may use or dense. Every method belongs to the inference thread. prompt: what the policy was warmed up
     with.
@@ -28,8 +29,7 @@ class EpisodeCalls:
 
     def infer(self, caller: Any, observation: Observation, begins: bool = False) -> ActionChunk:
         """Answer one call; ObservationError when the observation does not fit or the answer is not finite."""
-        same = task_of(observation.prompt) == task_of(self._prompt)
-        if not same or (not self._fresh and (begins or caller != self._caller)):
+        if not self._fresh and (begins or caller != self._caller):
             self._policy.reset_episode(observation.prompt)
         self._caller, self._prompt, self._fresh = caller, observation.prompt, False
         chunk = self._policy.infer(observation)

@@ -13,7 +13,9 @@ from rmuscle_core import memory
 from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.ffn import RecordFFN
 from rmuscle_core.library import EpisodeLibrary, ReferenceId
+from rmuscle_core.observation import Leftover
 from rmuscle_core.policy import MusclePolicy, task_of
+from rmuscle_core.processing.steps import Normalization
 from rmuscle_core.settings import RESIDUALS, Settings
 
 OPEN = Settings().with_values(token_ratio=0.5, neuron_ratio=0.5, min_similarity=0.0, action_similarity=0.0,
@@ -90,9 +92,52 @@ def test_cached_actions_stay_near_dense_ones_on_a_similar_observation(load, look
 
 
 def test_without_a_library_the_previous_call_serves_and_before_it_nothing(load, look):
-    reports = [c.report for c in run(load(), [look(0, 0), look(1, 0), look(2, 0)])]
+    policy = load()
+    reports = [c.report for c in run(policy, [look(0, 0), look(1, 0), look(2, 0)])]
     assert [r.path for r in reports] == ['dense', 'previous_call', 'previous_call']
+    assert 'no library reference' in reports[1].reason
+    policy.settings = OPEN.with_values(reference_source='previous_call')
+    assert 'reference_source is previous_call' in policy.infer(look(3, 0)).report.reason
     assert reports[0].tokens_recomputed == reports[0].tokens and reports[0].reference == ''
+    policy.settings = OPEN.with_values(mode='dense')
+    assert policy.infer(look(3, 0)).report.path == 'dense' and policy.engine.recomputed == []
+
+
+def test_another_instruction_begins_another_episode(load, look, tmp_path):
+    policy = load(library=tmp_path / 'library')
+    run(policy, [look(0, 0), look(1, 0)])
+    other = [replace(look(seed, 0), prompt='open the drawer') for seed in (2, 3)]
+    first, second = (chunk.report for chunk in run(policy, other))
+    assert (first.path, second.path, second.reference[-2:]) == ('dense', 'previous_call', '#0')
+    saved = policy.save_episode().result(WAIT_S)
+    assert saved.parent.name == 'open-the-drawer'
+    assert [len(episode.keys) for episode in policy.library.episodes] == [2]
+    assert [len(states) for states in policy.library.episodes[0].states] == [1, 2]  # nor is the state history mixed
+
+
+def test_a_call_goes_by_the_settings_it_began_with(load, look, monkeypatch):
+    policy = load(OPEN.with_values(rtc='exp'))
+    temper, leftover = policy.shadow.temper, Leftover(policy.infer(look(0)).actions, 2)
+
+    def changed_meanwhile(settings):
+        policy.settings = OPEN.with_values(rtc='off')
+        return temper(settings)
+
+    monkeypatch.setattr(policy.shadow, 'temper', changed_meanwhile)
+    assert policy.infer(look(0), leftover).report.guided
+    assert not policy.infer(look(0), leftover).report.guided
+
+
+def test_a_call_does_not_change_with_the_array_its_state_was_in(load, look, tmp_path):
+    policy, seen = load(library=tmp_path / 'library'), look(0)
+    policy.processor.recipe = replace(policy.processor.recipe, steps=tuple(
+        replace(step, states=replace(step.states, mode='IDENTITY')) if isinstance(step, Normalization) else step
+        for step in policy.processor.recipe.steps))
+    expected = seen.state.copy()
+    run(policy, [seen])
+    seen.state.fill(0)  # a simulator's own memory
+    assert np.array_equal(policy.memory.episode[0].states[-1], expected)
+    assert np.array_equal(policy._states[-1], expected)
 
 
 @pytest.mark.parametrize(('change', 'word'), [

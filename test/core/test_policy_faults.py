@@ -102,6 +102,15 @@ def test_v31_a_dense_call_is_tried_once_more_and_then_refused(load, look, librar
     assert policy.infer(look(2, 1)).report.path == 'dense'
 
 
+@no_memory
+def test_v31_memory_that_runs_out_while_the_next_call_is_prepared_halves_the_window(load, look, library, monkeypatch,
+                                                                                    error):
+    policy = load(library=library)
+    monkeypatch.setattr(policy.engine, 'prepare', failing(policy.engine.prepare, error))
+    chunks = run(policy, [look(2, place) for place in range(3)])
+    assert policy.status()['slots'] == 2 and np.isfinite([chunk.actions for chunk in chunks]).all()
+
+
 def test_memory_that_runs_out_while_saving_is_one_sentence_and_saving_again_works(load, look, tmp_path, monkeypatch):
     policy = load(DENSE, library=tmp_path / 'new')
     run(policy, [look(1, 0)])
