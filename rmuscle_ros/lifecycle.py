@@ -55,6 +55,11 @@ class RetryableLifecycleNode(LifecycleNode):
         waits = inspect.iscoroutinefunction(callback)
         return super().create_service(srv_type, srv_name, callback if waits else answered, **options)
 
+    def destroy_node(self) -> None:
+        """Also end the lifecycle services: rclpy leaves them, and the node in the graph, to the garbage collector."""
+        super().destroy_node()
+        self._state_machine.destroy_when_not_in_use()
+
     @property
     def state_label(self) -> str:
         """unconfigured, inactive, active or finalized."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from child import Child, Robot
+from lifecycle_msgs.srv import GetState
 from std_srvs.srv import SetBool
 from trajectory_msgs.msg import JointTrajectory
 
@@ -144,6 +145,15 @@ def test_a_lost_device_ends_the_process_with_a_hold_and_code_1(robot):
     assert code == 1 and 'the device failed; start again' in errors and 'Traceback' not in errors, errors
     robot.until(lambda: len(commands) == 2, 'the hold', send=False, ended=True)
     assert [len(command.points) == 1 for command in commands] == [False, True]
+
+
+def test_a_node_that_ended_is_gone_from_the_graph(robot):
+    """Else requests go to its services for as long as the middleware believes in them, and get no answer."""
+    child = robot.start('class Policy(EchoPolicy): pass')
+    client = robot.node.create_client(GetState, 'policy_node/get_state')
+    robot.until(client.service_is_ready, 'discovery', send=False)
+    assert child.ends(signal.SIGTERM)[0] == 0
+    robot.until(lambda: not client.service_is_ready(), 'the end', timeout_s=8, send=False, ended=True)  # lease: 20 s
 
 
 def test_other_failures_leave_the_process_alive(robot):
