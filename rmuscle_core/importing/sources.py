@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rmuscle_core.errors import EpisodeError, SettingsError
 from rmuscle_core.importing.episodes import EpisodeSource, PendingEpisode, Wanted
-from rmuscle_core.library.recording import open_recording
+from rmuscle_core.library.recording import Label, open_recording
 
 RECORDINGS, BAG_FILES = ('.h5', '.hdf5'), ('.mcap', '.db3')
 
@@ -68,10 +69,9 @@ class Recordings:
     """A recording file as an EpisodeSource; its names are the checkpoint's already."""
 
     def __init__(self, path: Path, wanted: Wanted) -> None:
-        with open_recording(path) as recording:
-            first = next((episode.observations[0] for episode in recording if episode.observations), None)
-        self.cameras = tuple(first.images) if first else ()
         self._recording = open_recording(path)
+        self._labels = {key: self._label(key) for key in self._recording.keys}
+        self.cameras = next((label.cameras for label in self._labels.values() if label.cameras), ())
         self.joints, self.execute_steps = self._recording.joints, wanted.execute_steps
 
     def __enter__(self) -> Recordings:
@@ -84,6 +84,11 @@ class Recordings:
         return len(self._recording)
 
     def __iter__(self) -> Iterator[PendingEpisode]:
-        for episode in self._recording:
-            prompt = episode.observations[0].prompt if episode.observations else ''
-            yield PendingEpisode(episode.name, prompt, lambda episode=episode: episode)
+        for key, label in self._labels.items():
+            yield PendingEpisode(label.name, label.prompt, partial(self._recording.read, key))
+
+    def _label(self, key: str) -> Label:
+        try:
+            return self._recording.label(key)
+        except EpisodeError:
+            return Label(f'episode {key}', '', ())  # reading it says why

@@ -31,6 +31,15 @@ class RecordedEpisode:
     observations: Sequence[Observation]
 
 
+@dataclass(frozen=True)
+class Label:
+    """What is told of an episode without reading its pictures; prompt and cameras of its first call, if it has one."""
+
+    name: str
+    prompt: str
+    cameras: tuple[str, ...]
+
+
 def write_recording(path: str | Path, episodes: Iterable[RecordedEpisode], joints: Sequence[str] = ()) -> None:
     """Write the episodes to one file, which appears when it is complete. joints: names in the order of the state."""
     with appearing(Path(path)) as temporary, writing(temporary) as file:
@@ -63,12 +72,16 @@ def open_recording(path: str | Path) -> Recording:
 
 
 class Recording:
-    """An open recording; ``len`` counts its episodes, iteration reads one at a time and may raise EpisodeError."""
+    """An open recording; ``len`` counts its episodes, iteration reads one at a time and may raise EpisodeError.
+
+    keys: of its episodes, in order, for ``read`` and ``label``, which raise it too.
+    """
 
     def __init__(self, path: str | Path, file: h5py.File) -> None:
         joints = file.attrs['joints']
         self.joints = () if isinstance(joints, h5py.Empty) else tuple(joints)
         self._path, self._file, self._episodes = path, file, file.get('episodes', {})
+        self.keys = sorted(self._episodes)
 
     def __enter__(self) -> Recording:
         return self
@@ -80,13 +93,23 @@ class Recording:
         return len(self._episodes)
 
     def __iter__(self) -> Iterator[RecordedEpisode]:
-        for number in sorted(self._episodes):
-            with _reading(self._path):
-                group = self._episodes[number]
-                calls = group.get('calls', {})
-                observations = [_read_call(calls[call]) for call in sorted(calls)]
-                episode = RecordedEpisode(str(group.attrs['name']), bool(group.attrs['success']), observations)
-            yield episode
+        return map(self.read, self.keys)
+
+    def read(self, key: str) -> RecordedEpisode:
+        with _reading(self._path):
+            group = self._episodes[key]
+            calls = group.get('calls', {})
+            observations = [_read_call(calls[call]) for call in sorted(calls)]
+            return RecordedEpisode(str(group.attrs['name']), bool(group.attrs['success']), observations)
+
+    def label(self, key: str) -> Label:
+        with _reading(self._path):
+            group = self._episodes[key]
+            calls = group.get('calls', {})
+            if not calls:
+                return Label(str(group.attrs['name']), '', ())
+            first = calls[min(calls)]
+            return Label(str(group.attrs['name']), str(first.attrs['prompt']), tuple(first.get('images', {})))
 
 
 def _read_call(group: h5py.Group) -> Observation:

@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import sys
 
+import h5py
 import pytest
-from tiny_policy import PROMPT
+from tiny_policy import CAMERAS, JOINTS, PROMPT
 
 from rmuscle_core.errors import EpisodeError, LibraryError
 from rmuscle_core.importing.build import build_library
-from rmuscle_core.importing.episodes import PendingEpisode, file_name
-from rmuscle_core.library.recording import RecordedEpisode, write_recording
+from rmuscle_core.importing.episodes import PendingEpisode, Wanted, file_name
+from rmuscle_core.importing.sources import SourceOptions, open_source
+from rmuscle_core.library.recording import RecordedEpisode, Recording, write_recording
 from rmuscle_core.settings import Settings
 
 
@@ -24,6 +26,29 @@ def test_an_empty_episode_of_a_recording_is_skipped(episodes, build, contents, t
         [('fold-it', False), ('lift-the-cube', True)]
     assert '2 episodes added' in (out := capsys.readouterr().out)
     assert '1 skipped:\n  empty: episode empty has no observations' in out
+
+
+def test_a_damaged_episode_of_a_recording_costs_that_episode(episodes, build, contents, tmp_path, capsys):
+    path = tmp_path / 'recording.h5'
+    write_recording(path, [RecordedEpisode(name, True, episodes[0][::4]) for name in ('one', 'two', 'three')])
+    with h5py.File(path, 'r+') as file:
+        del file['episodes/00000/calls/00001/state']
+        del file['episodes/00001'].attrs['name']
+    code, library = build(path)
+    assert code == 1 and len(contents(library)) == 1
+    assert '1 episodes added' in (out := capsys.readouterr().out) and '2 skipped' in out and 'episode 00001: ' in out
+
+
+def test_episodes_of_a_recording_are_read_one_at_a_time(episodes, tmp_path, monkeypatch):
+    path, read = tmp_path / 'recording.h5', []
+    write_recording(path, [RecordedEpisode(name, True, episodes[0][::4]) for name in ('one', 'two')])
+    method = Recording.read
+    monkeypatch.setattr(Recording, 'read', lambda self, key: (read.append(key), method(self, key))[1])
+    with open_source(path, Wanted(CAMERAS, JOINTS, 4), SourceOptions()) as source:
+        pending = list(source)  # as those do who split it into references and tests
+        assert read == [] and [(p.name, p.prompt) for p in pending] == [(n, PROMPT) for n in ('one', 'two')]
+        assert source.cameras == CAMERAS
+        assert [len(p.read().observations) for p in reversed(pending)] == [5, 5] and len(read) == 2
 
 
 def test_an_observation_that_does_not_fit_costs_its_episode_alone(open_policy, look, tmp_path):
