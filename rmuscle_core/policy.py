@@ -212,6 +212,8 @@ class MusclePolicy:
     def record_references(self, observations: Sequence[Observation], task: str, episode: str) -> list[Reference]:
         """Turn a recorded episode (one observation per policy call) into library entries, by dense calls."""
         self._forget()
+        self.memory.reconstructor.open_interval([], 0.0, 0)  # it computes where rankings are computed
+        self.memory.reconstructor.wait_idle()
         references = []
         for number, observation in enumerate(observations):
             inputs = self._encode(observation)

@@ -2,6 +2,7 @@
 """MusclePolicy on a tiny model: exactness, the fallback ladder, and that no reference can make a call fail."""
 
 import json
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -266,6 +267,26 @@ def test_a_saved_episode_serves_the_next_one_at_once(load, look, tmp_path):
     policy.reset_episode(PROMPT)
     assert policy.wait_ready(WAIT_S)
     assert [c.report.path for c in run(policy, [look(2, 0), look(2, 1)])] == ['library', 'library']
+
+
+def test_nothing_is_expanded_while_an_episode_is_recorded(load, look, library, monkeypatch):
+    policy, entered, busy = load(library=library), threading.Event(), []
+
+    def expand(*arguments):
+        entered.set()
+        while True:
+            arguments[-1]()  # until it is told to stop
+
+    rank = policy.engine.rank_neurons
+    monkeypatch.setattr(policy.engine, 'expand', expand)
+    monkeypatch.setattr(policy.engine, 'rank_neurons',
+                        lambda *arguments: (busy.append(policy.memory.reconstructor._busy), rank(*arguments))[1])
+    policy.infer(look(5, 7))
+    policy.chunk_published(float('inf'))
+    assert entered.wait(WAIT_S)
+    busy.clear()  # of the call just made
+    policy.record_references([look(1, 0), look(1, 1)], task_of(PROMPT), 'episode')
+    assert busy == [False, False]
 
 
 def test_recorded_and_lived_episodes_give_the_same_references(load, look, tmp_path):
