@@ -240,7 +240,7 @@ class EpisodeLibrary:
                 except (LibraryError, OSError) as error:
                     self._refuse(path, error)
         self._accept(found)
-        if read > max(20, len(found) // 8):  # fewer are read faster than all are written
+        if self.episodes and read > max(20, len(found) // 8):  # fewer are read faster than all are written
             self._when_alone(lambda: write_cache(self.path, self.episodes, self.fingerprint))
 
     @contextlib.contextmanager
