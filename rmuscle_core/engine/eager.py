@@ -14,7 +14,7 @@ from rmuscle_core.engine.faults import free_device_memory
 from rmuscle_core.engine.plan import CallPlan, arena_shape
 from rmuscle_core.ffn import ContextFFN, DenseFFN, NeuronFFN, RecordFFN, ResidualFFN, ScoreFFN
 from rmuscle_core.library import Reference
-from rmuscle_core.model import VLA
+from rmuscle_core.model import VLA, ModelConfig
 from rmuscle_core.model.prefix import FFN
 from rmuscle_core.processing import ModelInputs
 from rmuscle_core.settings import Settings
@@ -50,9 +50,7 @@ class EagerEngine:
         self.device, self.dtype = model.cos.device, model.config.compute_dtype
         shape = arena_shape(settings, model.config, views * model.config.vision.tokens)
         self.arena = ReferenceArena(shape, settings.slots, self.dtype, self.device)
-        generator = torch.Generator().manual_seed(settings.noise_seed)
-        noise = torch.randn(1, model.config.chunk_size, model.config.padded_dim, generator=generator)
-        self.noise = noise.to(self.device)
+        self.noise = initial_noise(model.config, settings).to(self.device)
         self.problems: list[str] = []  # what was asked for and could not be had, one sentence each
         self.recomputed: list[torch.Tensor] = []  # rows recomputed by the last call, per prefix layer that chose them
         self._workspace: dict = {}  # of the inference thread's NeuronFFN, from call to call
@@ -109,12 +107,7 @@ class EagerEngine:
         shape, config = self.arena.shape, self.model.config
         score = ScoreFFN(shape.groups, shape.action_layers, config.expert.mlp, self.settings.group_size, self.device,
                          checkpoint)
-
-        def dense(x: torch.Tensor, mlp, layer: int, step: int = 0) -> torch.Tensor:
-            checkpoint()
-            return mlp(x)
-
-        self.rerun(reference, dense, score)
+        self.rerun(reference, yielding(checkpoint), score)
         return score.ranked(shape.masked).cpu()
 
     @torch.inference_mode()
@@ -163,6 +156,12 @@ class EagerEngine:
     def _synchronize(self) -> None:
         if self.device.type == 'cuda':
             torch.cuda.current_stream(self.device).synchronize()
+
+
+def initial_noise(config: ModelConfig, settings: Settings) -> torch.Tensor:
+    """What every call and every reference is denoised from, [1, H, A_pad], equal on every device."""
+    generator = torch.Generator().manual_seed(settings.noise_seed)
+    return torch.randn(1, config.chunk_size, config.padded_dim, generator=generator)
 
 
 def yielding(checkpoint: Callable[[], None]) -> Callable[..., torch.Tensor]:

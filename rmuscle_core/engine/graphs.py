@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from rmuscle_core.arena import ReferenceArena
-from rmuscle_core.engine.eager import Embedded, yielding
+from rmuscle_core.engine.eager import Embedded, initial_noise, yielding
 from rmuscle_core.engine.faults import free_device_memory
 from rmuscle_core.engine.lane import Checkpoint, Lane, make_lanes
 from rmuscle_core.engine.packed import PackedVLA
@@ -72,8 +72,7 @@ class GraphEngine:
         self.calls, self.spare = lanes or make_lanes(device)
         tokens, side = views * config.vision.tokens, config.vision.image_size
         self.arena = ReferenceArena(arena_shape(settings, config, tokens), settings.slots, self.model.dtype, device)
-        generator = torch.Generator().manual_seed(settings.noise_seed)
-        self.noise = torch.randn(1, config.chunk_size, config.padded_dim, generator=generator).to(device)
+        self.noise = initial_noise(config, settings).to(device)
         self._call, self._expansion = _Prompted(self.model, tokens), _Prompted(self.model, tokens)
         self._expanded_slot = torch.zeros(1, dtype=torch.int64, device=device)
         self._images = torch.zeros(views, 3, side, side, device=device)
