@@ -193,6 +193,7 @@ class PolicyNode(RetryableLifecycleNode):
     def _moved_back(self, reason: str) -> None:
         if self._worker is not None:
             self.get_logger().warning(f'{reason}: a new episode begins')
+            self._output.forget()
             self.begin_episode()
 
     def _moved_ahead(self, reason: str) -> None:

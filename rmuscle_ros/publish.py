@@ -93,9 +93,14 @@ class ChunkPublisher:
         self.latency_s = self.total_ms = NAN
 
     def restart(self) -> None:
-        """The next chunk follows no command of ours."""
+        """The next chunk continues nothing; where the robot is still moving by our last one, it joins that."""
         self._previous = self._ends_at = None
         self._consumed.restart()
+
+    def forget(self) -> None:
+        """Nothing is known of what the robot executes: the clock was set back under it."""
+        self.restart()
+        self._sent = None
 
     def leftover(self, stamp_ns: int, horizon: int) -> Leftover | None:
         """What the robot executes meanwhile of a chunk of ``horizon`` steps observed at ``stamp_ns``; None: nothing."""
@@ -154,8 +159,13 @@ class ChunkPublisher:
             self._joints.to_robot(chunk.actions), self._joints.names, now_ns=now_ns, rate_hz=options.control_rate_hz,
             stamp_ns=now_ns if options.stamp_mode == 'now' and not realtime else snapshot.stamp_ns,
             execute_steps=len(chunk.actions) if realtime else self._execute_steps, limits=self._joints.limits,
-            measured=snapshot.measured, previous=self._previous,
+            measured=snapshot.measured, previous=self._previous or self._running(now_ns),
             blend_s=0.0 if chunk.report.guided else options.blend_s, velocities=options.send_velocities)
+
+    def _running(self, now_ns: int) -> Trajectory | None:
+        """What the robot was sent, while it is executing it: by now it is not where the observation saw it."""
+        sent = self._sent
+        return sent if sent is not None and sent.stamp_ns <= now_ns < sent.end_ns else None
 
     def _note(self, planned: Planned, report: CallReport, now_ns: int) -> None:
         trajectory, now = planned.trajectory, time.monotonic()
