@@ -12,7 +12,7 @@ from concurrent.futures import Future as Work
 from typing import Any, NoReturn
 
 import rclpy
-from rclpy.exceptions import NameValidationException
+from rclpy.exceptions import NameValidationException, ParameterException
 from rclpy.executors import ExternalShutdownException, SingleThreadedExecutor
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.signals import SignalHandlerOptions
@@ -21,7 +21,9 @@ from rclpy.task import Future
 from rmuscle_core.errors import RMuscleError
 
 EXIT_S = 3.0  # supervisors lose patience after 5
-BAD_ARGUMENTS = (rclpy_implementation.RCLError, rclpy_implementation.UnknownROSArgsError, NameValidationException)
+# ParameterException: of rclpy's own parameters, which it declares before ours are looked at
+BAD_ARGUMENTS = (rclpy_implementation.RCLError, rclpy_implementation.UnknownROSArgsError, NameValidationException,
+                 ParameterException)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -7,6 +7,7 @@ AssertionError (or whatever escaped) when the library did anything but refuse it
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import random
@@ -153,7 +154,7 @@ def replace_somewhere(rng: random.Random, content: dict | list) -> None:
     elif rng.random() < 0.2:
         del content[key]
     else:
-        content[key] = rng.choice(HOSTILE)
+        content[key] = copy.deepcopy(rng.choice(HOSTILE))  # the next replacement may change it
 
 
 def _references() -> list[Reference]:

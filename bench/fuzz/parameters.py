@@ -27,8 +27,8 @@ NUMBERS = (0, 1, -1, 2, 0.5, 12, 1000, INT64, -INT64 - 1, 0.0, -0.0, 1e-320, 1e3
 TEXTS = ('', 'full', 'off', 'exp', 'custom', 'fast', 'cuda', 'deg', 'same', 'now', '~/x', '/a//b', 'ümlaut', '\x7f',
          'a b', 'top/compressedDepth', 'x' * 3000, '\n', '%s%n{}', '~{sub}')
 YAML_ONLY = (None, 10**400, -10**30, {}, [], [[]], {'a': {'b': 1}}, [1, 'a'], [1, 2.5], [None], b'\xff\0', '2020-01-01')
-JUNK = ('\t', '\0', '"', "'", ': ', '- ', '&a ', '*a', '!!binary ', '!!python/object:os.system ', '{', ']', '---\n', '%',
-        '\\', '\xff', '<<: *a\n', '.inf', '2020-01-01', '1e999', '0x7fffffffffffffffff', '~')
+JUNK = ('\t', '\0', '"', "'", ': ', '- ', '&a ', '*a', '!!binary ', '!!python/object:os.system ', '{', ']', '---\n',
+        '%', '\\', '\xff', '<<: *a\n', '.inf', '2020-01-01', '1e999', '0x7fffffffffffffffff', '~')
 
 
 def targets() -> dict[str, Callable]:

@@ -16,7 +16,7 @@ from rmuscle_core.serve.request import RequestMap
 from rmuscle_core.serve.wire import pack, unpack
 
 CAMERAS = ('base_0_rgb', 'top')
-VALUES = (None, True, -1, 2**63, 1.5, float('nan'), '', 'x' * 70000, b'', b'\xff' * 9, [], [1, 'a'], [[1.0], [2.0, 3.0]],
+VALUES = (None, True, -1, 2**63, 1.5, float('nan'), '', 'x' * 70000, b'', b'\xff' * 9, [], [1, 'a'], [[1.0], [2.0]],
           {}, {'a': {'b': {'c': {'d': {'e': 1}}}}}, {1: 2}, {b'__ndarray__': True}, {b'__npgeneric__': True},
           {b'__ndarray__': True, b'data': b'12', b'dtype': '|O', b'shape': [2]},
           {b'__ndarray__': True, b'data': b'', b'dtype': '<f8', b'shape': [0, 2**40]},

@@ -90,7 +90,7 @@ class Recording:
         self._file.close()
 
     def __len__(self) -> int:
-        return len(self._episodes)
+        return len(self.keys)
 
     def __iter__(self) -> Iterator[RecordedEpisode]:
         return map(self.read, self.keys)

@@ -173,10 +173,11 @@ def test_a_signal_that_another_layer_hides_ends_cleanly_too(number, then):
     assert (code, child.lines) == (0, ['closed']) and 'Traceback' not in errors, errors
 
 
-def test_bad_parameter_is_one_line_and_exit_code_2():
-    code, errors = Child(ROOT / 'rmuscle_ros/scripts/policy_node', '--ros-args', '-p', 'control_rate_hz:=fast').ends()
+@pytest.mark.parametrize('name', ['control_rate_hz', 'use_sim_time'])
+def test_bad_parameter_is_one_line_and_exit_code_2(name):
+    code, errors = Child(ROOT / 'rmuscle_ros/scripts/policy_node', '--ros-args', '-p', f'{name}:=fast').ends()
     lines = [line for line in errors.splitlines() if line]
-    assert code == 2 and len(lines) == 1 and 'control_rate_hz' in lines[0] and 'fast' in lines[0], errors
+    assert code == 2 and len(lines) == 1 and name in lines[0] and 'fast' in lines[0], errors
 
 
 @pytest.mark.parametrize('profile', PROFILES)
