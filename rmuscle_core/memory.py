@@ -115,7 +115,7 @@ class MuscleMemory:
         number = self.episode[-1].id.call + 1 if self.episode else 0
         identity = ReferenceId(query.task, f'{RUNNING}{self._episodes}', number)
         if self.library is None or len(self.episode) == EPISODE_CALLS:
-            self.episode, self._ranked = [], {}  # a robot that never begins an episode must not fill the memory
+            self._forget_episode()  # a robot that never begins one must not fill the memory
         self.episode = [*self.episode, make_reference(identity, query, prefix, token_ids, chunk)]
 
     def prepare(self, query: Query, expected: np.ndarray | None, settings: Settings, seconds: float,
@@ -144,9 +144,7 @@ class MuscleMemory:
         self.settings = settings
         if self._short:
             self.shrink()
-        for reference in self.episode:
-            self.working_set.drop(reference.id)
-        self.episode, self._ranked = [], {}
+        self._forget_episode()
         self._episodes += 1
         wanted = []
         if settings.mode != 'dense' and settings.reference_source == 'library':
@@ -209,6 +207,11 @@ class MuscleMemory:
             return path
 
         return self.reconstructor.submit(write)
+
+    def _forget_episode(self) -> None:
+        for reference in self.episode:
+            self.working_set.drop(reference.id)
+        self.episode, self._ranked = [], {}
 
     def _with_neurons(self, reference: Reference, checkpoint: Callable[[], None]) -> Reference:
         """The reference with its neuron ranking, computed by one dense denoising if it has none."""

@@ -132,9 +132,11 @@ class Retriever:
         score = weight * np.where(group.before >= 0, visual[group.before], 0.0) + (1 - weight) * state
         best: dict[str, ReferenceId] = {}
         for row in np.argsort(-score, kind='stable'):
+            if len(best) == self.settings.window_episodes * (2 * self.settings.window + 1):
+                break
             if group.before[row] >= 0:
                 best.setdefault(group.ids[row].episode, group.ids[row])
-        return list(best.values())[:self.settings.window_episodes * (2 * self.settings.window + 1)]
+        return list(best.values())
 
     def _best(self, key: np.ndarray, states: np.ndarray, task: str, views: tuple[str, ...],
               among: set[ReferenceId] | None) -> Match | None:

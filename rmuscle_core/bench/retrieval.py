@@ -32,8 +32,8 @@ def measure_retrieval(entries: int = 800, episodes: int = 32, state_dim: int = 1
                       repeats: int = 300) -> dict[str, list[float]]:
     """Microseconds, ``repeats`` samples each, of what a policy call does about references besides model work.
 
-    match: the best of the ready references and pinning its slot, before prefill. plan: the nearest of the whole
-    library and the candidates for the next call, after the chunk is published. total: both.
+    match: the best of the ready references and pinning its slot, before prefill. plan: what the whole library offers
+    for the next call, by the state foretold, after the chunk is published. total: both.
     """
     settings = Settings()
     index = random_index(entries, episodes, state_dim, settings)
@@ -51,7 +51,7 @@ def measure_retrieval(entries: int = 800, episodes: int = 32, state_dim: int = 1
         match = retriever.match(key, states, working_set.ready(), TASK, VIEWS)
         with working_set.reading(match.id if match else None):
             middle = time.perf_counter()
-        retriever.candidates(retriever.nearest(key, states, TASK, VIEWS), TASK, VIEWS)
+        retriever.ahead(key, states, states[-1], TASK, VIEWS)
         end = time.perf_counter()
         for name, seconds in (('match', middle - start), ('plan', end - middle), ('total', end - start)):
             samples[name].append(1e6 * seconds)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from dataclasses import replace
 
@@ -71,6 +72,7 @@ def accelerated(device: torch.device) -> bool:
 
 def checked(kind: type[GraphEngine], model: VLA, settings: Settings, views: int) -> EagerEngine | GraphEngine:
     """The engine asked for if it builds, runs and agrees with the plain model; else the eager one, with a warning."""
+    engine = None
     try:
         engine = kind(model, settings, views)
         problem = disagreement(engine, model)
@@ -79,7 +81,12 @@ def checked(kind: type[GraphEngine], model: VLA, settings: Settings, views: int)
             raise  # the eager engine needs as much
         problem = (f'the fast engine does not run here ({first_line(error)}); calls run on the plain engine, slower; '
                    f'{remedy(error)}')
-    return _plain(model, settings, views, problem) if problem else engine
+    if not problem:
+        return engine
+    del engine  # or both engines' slots would have to fit
+    gc.collect()
+    free_device_memory(model.cos.device)
+    return _plain(model, settings, views, problem)
 
 
 def _plain(model: VLA, settings: Settings, views: int, problem: str) -> EagerEngine:

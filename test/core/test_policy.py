@@ -104,6 +104,14 @@ def test_without_a_library_the_previous_call_serves_and_before_it_nothing(load, 
     assert policy.infer(look(3, 0)).report.path == 'dense' and policy.engine.recomputed == []
 
 
+def test_an_episode_that_ended_leaves_no_reference_behind(load, look):
+    policy = load()
+    run(policy, [look(0, 0), look(1, 0)])
+    assert policy.status()['slots_ready'] == 1  # nor, where nothing can be saved, the call before the last
+    policy.reset_episode(PROMPT)
+    assert policy.wait_ready(WAIT_S) and policy.status()['slots_ready'] == 0
+
+
 def test_another_instruction_begins_another_episode(load, look, tmp_path):
     policy = load(library=tmp_path / 'library')
     run(policy, [look(0, 0), look(1, 0)])

@@ -54,6 +54,15 @@ def expand_all(done):
     return lambda reference, wanted, checkpoint: not done.append(reference)
 
 
+def test_an_interval_opened_during_a_call_begins_after_it(start):
+    done = []
+    reconstructor = start(expand_all(done))
+    with reconstructor.policy_call():
+        reconstructor.open_interval(IDS[:2], 1.0, budget=2)
+        assert reconstructor.wait_idle(WAIT_S) and done == []
+    assert reconstructor.wait_idle(WAIT_S) and done == IDS[:2]
+
+
 def test_an_expansion_that_ends_in_the_next_interval_opens_its_budget_no_further(start):
     done, spare = [], threading.Event()
 

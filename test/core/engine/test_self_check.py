@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """A fast engine is used only where it agrees with the plain model."""
 
+import weakref
+
 import pytest
 import torch
 from engine_parts import CAMERAS, small_model
 
-from rmuscle_core.engine import packed, packed_expert, packed_ffn, slot_ffn
+from rmuscle_core.engine import build, packed, packed_expert, packed_ffn, slot_ffn
 from rmuscle_core.engine.build import checked
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
@@ -46,6 +48,30 @@ def test_a_compiler_that_fails_costs_only_speed(model, monkeypatch, caplog):
     monkeypatch.setattr(GraphEngine, 'embed', fail)
     engine = checked(GraphEngine, model, SETTINGS, len(CAMERAS))
     assert type(engine) is EagerEngine and 'sm_110a' in caplog.text
+
+
+@pytest.mark.parametrize('crash', [False, True])
+def test_the_engine_that_failed_is_gone_before_the_plain_one_is_made(model, monkeypatch, crash):
+    made = []
+
+    class Kept(GraphEngine):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(weakref.ref(self))
+
+        def embed(self, inputs):
+            if crash:
+                raise RuntimeError('no ptxas')
+            return super().embed(inputs)
+
+    def plain(*arguments):
+        made.append(made[0]())
+        return EagerEngine(*arguments)
+
+    monkeypatch.setattr(build, 'disagreement', disagreement if crash else lambda *_: 'it is wrong')
+    monkeypatch.setattr(build, 'EagerEngine', plain)
+    checked(Kept, model, SETTINGS, len(CAMERAS))
+    assert len(made) == 2 and made[1] is None  # two engines' slots need not fit
 
 
 def test_memory_that_runs_out_is_not_hidden(model, monkeypatch):
