@@ -54,6 +54,7 @@ def plan_trajectory(actions: np.ndarray, joint_names: tuple[str, ...], *, stamp_
 
     Steps that are already past are left out, because the robot cannot be there any more; ``execute_steps`` are taken
     from the first that is not. The offset to the command that holds at that moment is faded out over ``blend_s``.
+    A robot that stands beyond a position limit is led back to it, by no more than the largest step at a time.
     Raises ChunkRefused; a refused chunk is refused whole.
     """
     _check_finite(actions, joint_names)
@@ -66,16 +67,16 @@ def plan_trajectory(actions: np.ndarray, joint_names: tuple[str, ...], *, stamp_
     positions = actions[first:first + execute_steps].astype(np.float64)
     ahead_s = (times - since_ns) / 1e9
     meets = measured if previous is None else previous.at(stamp_ns + int(times[0]))
-    offset = _checked_offset(meets - positions[0], joint_names, limits)
+    _check_jump(meets, positions[0], joint_names, limits)
     if blend_s:
-        positions = positions + np.clip(1 - ahead_s / blend_s, 0, 1)[:, None] * offset
+        positions = positions + np.clip(1 - ahead_s / blend_s, 0, 1)[:, None] * (meets - positions[0])
     clamped = np.clip(positions, limits.lower, limits.upper)
     command = measured if previous is None else previous.at(now_ns)
-    start = np.clip(command, limits.lower, limits.upper)
     periods = np.diff(ahead_s, prepend=0.0)[:, None] * rate_hz
-    capped = _cap(clamped, start, limits.step * np.minimum(periods, 1))
+    capped = _cap(clamped, command, limits.step * np.minimum(periods, 1))
+    _check_jump(meets, capped[0], joint_names, limits)  # a limit may lie far from where the robot stands
     trajectory = Trajectory(tuple(joint_names), stamp_ns, times, capped,
-                            _velocities(capped, times) if velocities else None)
+                            _velocities(capped, times) if velocities else None, since_ns, command)
     check_trajectory(trajectory, joint_names, now_ns)
     return Planned(trajectory, first, _changed(positions, clamped), _changed(clamped, capped))
 
@@ -96,13 +97,14 @@ def _check_finite(actions: np.ndarray, joint_names: tuple[str, ...]) -> None:
                            'is not finite; the whole chunk is dropped (check the checkpoint if this persists)')
 
 
-def _checked_offset(offset: np.ndarray, joint_names: tuple[str, ...], limits: Limits) -> np.ndarray:
-    over = np.flatnonzero(np.abs(offset) > limits.jump)
+def _check_jump(command: np.ndarray, first: np.ndarray, joint_names: tuple[str, ...], limits: Limits) -> None:
+    """Refuse a chunk whose first position [A] is too far from the command [A] of that moment."""
+    apart = np.abs(command - first)
+    over = np.flatnonzero(apart > limits.jump)
     if len(over):
         joint = over[0]
-        raise ChunkRefused('boundary', f'the chunk starts {abs(offset[joint]):.3f} from the running command of joint '
+        raise ChunkRefused('boundary', f'the chunk starts {apart[joint]:.3f} from the running command of joint '
                            f'{joint_names[joint]}, more than max_jump {limits.jump[joint]:.3f}; the robot holds')
-    return offset
 
 
 def _cap(positions: np.ndarray, start: np.ndarray, steps: np.ndarray) -> np.ndarray:

@@ -147,10 +147,18 @@ def test_v15_the_first_step_counts_from_the_command_of_this_moment():
     np.testing.assert_allclose(planned.trajectory.positions[:3, 0], [0.51, 0.53, 0.55])
 
 
-def test_capped_steps_stay_within_the_limits_from_outside_of_them():
+def test_a_robot_beyond_a_limit_is_led_back_step_by_step():
     limits = Limits(np.full(2, -0.1), np.full(2, 0.1), OPEN.jump, np.full(2, 0.05))
-    planned = plan(np.full((16, 2), -0.2), limits=limits, measured=np.full(2, 0.3))
-    np.testing.assert_allclose(planned.trajectory.positions[:5, 0], [0.05, 0, -0.05, -0.1, -0.1], atol=1e-12)
+    planned = plan(np.full((16, 2), 0.3), limits=limits, measured=np.full(2, 0.3))
+    np.testing.assert_allclose(planned.trajectory.positions[:6, 0], [0.25, 0.2, 0.15, 0.1, 0.1, 0.1], atol=1e-12)
+
+
+def test_a_limit_further_from_the_robot_than_max_jump_refuses_the_chunk():
+    """The policy starts where the robot stands, and holding it at the limit would make a jump of that."""
+    limits = Limits(np.full(2, -0.1), np.full(2, 0.1), np.full(2, 0.15))
+    with pytest.raises(ChunkRefused, match=r'starts 0\.200 from the running command of joint j1'):
+        plan(np.full((16, 2), 0.3), limits=limits, measured=np.full(2, 0.3))
+    plan(np.full((16, 2), 0.2), limits=limits, measured=np.full(2, 0.2))
 
 
 def test_v15_chunk_far_from_the_running_command_is_refused():
@@ -189,3 +197,12 @@ def test_every_rule_of_the_controller_is_checked(changes):
     with pytest.raises(ChunkRefused) as refused:
         check_trajectory(replace(GOOD, **changes), NAMES, STAMP)
     assert refused.value.kind == 'malformed'
+
+
+def test_a_chunk_in_the_first_period_of_another_joins_where_the_robot_is_on_its_way():
+    """Not where the first point will be: two chunks at once would be a step of twice the limit."""
+    far, limits = np.ones((16, 2), np.float32), replace(OPEN, step=np.full(2, 0.1))
+    first = plan(far, limits=limits).trajectory
+    again = plan(far, limits=limits, previous=first)
+    np.testing.assert_allclose(again.trajectory.positions, first.positions)
+    np.testing.assert_allclose(first.at(STAMP + 25_000_000), 0.05)
