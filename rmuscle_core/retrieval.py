@@ -129,7 +129,7 @@ class Retriever:
         visual = group.visual(key)
         state = group.state(np.concatenate([states, expected[None]])[-self.settings.history:])
         weight = self.settings.visual_weight
-        score = weight * np.where(group.before >= 0, visual[group.before], 0.0) + (1 - weight) * state
+        score = weight * visual[group.before] + (1 - weight) * state
         best: dict[str, ReferenceId] = {}
         for row in np.argsort(-score, kind='stable'):
             if len(best) == self.settings.window_episodes * (2 * self.settings.window + 1):

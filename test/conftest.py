@@ -23,6 +23,11 @@ if not CUDA:
 import pytest
 
 torch.set_num_threads(1)
+if find_spec('hypothesis'):
+    from hypothesis import settings
+
+    settings.register_profile('here', deadline=None)  # a busy machine is no fault
+    settings.load_profile('here')
 
 MISSING_ROS = [name for name in ('rclpy', 'rmuscle') if find_spec(name) is None]
 collect_ignore = ['ros'] if MISSING_ROS else []

@@ -133,7 +133,7 @@ class Processor:
         try:
             with np.errstate(over='ignore'):  # what float32 cannot hold is infinite, and refused below
                 state = np.array(observation.state, np.float32)  # a copy: the history outlives the caller's array
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ObservationError(f'the state must be {self.config.state_dim} numbers ({error})') from error
         if state.shape != (self.config.state_dim,):
             raise ObservationError(f'the state must have {self.config.state_dim} values as in the checkpoint, found '

@@ -83,7 +83,7 @@ class RequestMap:
         try:
             with np.errstate(over='ignore'):  # the processor refuses what is not finite
                 return np.concatenate([np.atleast_1d(np.asarray(values[key], np.float32)) for key in keys])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ObservationError(f'{" with ".join(keys)} must be a list of numbers ({error}); correct it in the '
                                    'client') from error
 

@@ -104,6 +104,14 @@ def test_without_a_library_the_previous_call_serves_and_before_it_nothing(load, 
     assert policy.infer(look(3, 0)).report.path == 'dense' and policy.engine.recomputed == []
 
 
+def test_the_way_to_an_episode_s_beginning_is_not_held_against_the_foresight(load, look):
+    policy = load()
+    run(policy, [look(0, 0)])
+    policy.reset_episode(PROMPT)
+    run(policy, [look(0, 9)])  # the robot was moved by others in between
+    assert not policy.foresight._errors.any()
+
+
 def test_an_episode_that_ended_leaves_no_reference_behind(load, look):
     policy = load()
     run(policy, [look(0, 0), look(1, 0)])

@@ -54,6 +54,17 @@ def expand_all(done):
     return lambda reference, wanted, checkpoint: not done.append(reference)
 
 
+def test_an_expansion_stops_when_the_time_is_up(start):
+    clock, layers = Clock(), Layers()
+    reconstructor = start(layers, clock)
+    reconstructor.open_interval(IDS[:2], 1.0, budget=2)
+    assert layers.entered.acquire(timeout=WAIT_S)
+    clock.now = 1.0
+    layers.proceed.release()
+    assert reconstructor.wait_idle(WAIT_S) and layers.begun == IDS[:1] and layers.done == []
+    assert reconstructor.interrupted == 1
+
+
 def test_an_interval_opened_during_a_call_begins_after_it(start):
     done = []
     reconstructor = start(expand_all(done))

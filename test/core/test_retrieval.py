@@ -86,6 +86,15 @@ def test_a_short_history_is_compared_with_the_newest_part():
     assert Retriever(INDEX, Settings(visual_weight=0.0)).nearest(key, longer, 'stack', VIEWS).id == match.id
 
 
+def test_a_young_reference_is_judged_by_the_history_it_has():
+    ids, views = (ReferenceId('stack', 'young', 0),), (VIEWS,)
+    states = np.full((1, 4, 3), np.nan, np.float32)
+    states[0, -1] = 0.5
+    retriever = Retriever(LibraryIndex(ids, views, INDEX.keys[:1], states), Settings(visual_weight=0.0))
+    match = retriever.nearest(INDEX.keys[0], np.zeros((4, 3), np.float32), 'stack', VIEWS)
+    assert match.state == pytest.approx(np.exp(-0.5), abs=1e-6)
+
+
 def test_at_the_start_of_an_episode_every_first_call_is_likely():
     assert Retriever(INDEX, Settings()).candidates(None, 'stack', VIEWS) == [
         ReferenceId('stack', f'e{e}', 0) for e in range(EPISODES)]

@@ -130,6 +130,9 @@ def test_prepare_records_all_that_the_calls_replay():
     engine.act(embedded, plan_call(settings, engine.model.config, embedded.tokens, embedded.text), 0)
     engine.act(embedded, CallPlan(), None)
     assert set(engine.calls.keys) == prepared
+    engine.prepare(settings, text=11)  # may have run over the same memory
+    with pytest.raises(RuntimeError, match='latest embed'):
+        engine.act(embedded, CallPlan(), None)
 
 
 def test_only_the_latest_embedding_can_be_acted_on(engine):

@@ -127,6 +127,7 @@ def test_f09_views_come_in_checkpoint_order(written):
     ({'state': np.full(8, 1e300)}, 'dimension 0'),
     ({'state': np.full(8, 3e38, np.float32)}, 'dimension 0'),  # finite, but not once it is normalised
     ({'state': ['a'] * 8}, '8 numbers'),
+    ({'state': [10 ** 400] * 8}, '8 numbers'),
     ({'images': None}, 'NoneType'),
     ({'images': {'base_0_rgb': None}}, 'base_0_rgb'),
     ({'images': {'base_0_rgb': [[0, 0, 0]]}}, 'list'),

@@ -74,6 +74,7 @@ def test_unknown_keys_are_ignored():
     ({'observation/image': picture()[None]}, r'not uint8 \[1, 6, 8, 3\]'),
     ({'observation/state': 'abc'}, 'observation/state must be a list of numbers'),
     ({'observation/state': [[1], [2, 3]]}, 'observation/state must be a list of numbers'),
+    ({'observation/state': [10 ** 400]}, 'observation/state must be a list of numbers'),
     ({'prompt': 3}, 'no text under prompt'), ({'prompt': ' '}, 'no text under prompt'),
     ({3: 'three'}, "the key '3'"),
     ({'deep': {'a': {'b': {'c': {'d': 1}}}}}, 'nested more than 4 deep'),
