@@ -228,14 +228,18 @@ class PolicyNode(RetryableLifecycleNode):
         self._output.restart()
         self._worker.start()
 
-    def stop_calls(self) -> None:
-        """No further chunk, and the robot stays where it is: a hold is the last message."""
+    def stop_calls(self) -> str:
+        """No further chunk, and the robot stays where it is: a hold is the last message. Returns why there was none,
+        empty where none was due either."""
         if self._worker is None:
-            return
+            return ''
         self._worker.stop()
         now_ns = self._time.now_ns()
-        if self._output.commanding and not self._output.hold(now_ns, self._buffer.measured(now_ns)):
-            self.get_logger().warning('joint_states are not fresh, so no hold was sent; the robot ends its last chunk')
+        if not self._output.commanding or self._output.hold(now_ns, self._buffer.measured(now_ns)):
+            return ''
+        problem = 'joint_states are not fresh, so no hold was sent; the robot ends its last chunk'
+        self.get_logger().warning(problem)
+        return problem
 
     def _watch(self) -> None:
         self._time.check()

@@ -23,6 +23,9 @@ from rmuscle_core.settings import Settings
 from rmuscle_ros.params import NodeSettings
 
 NAN = float('nan')
+# After its end a controller has done with a trajectory, also one whose clock is a little behind: from then on somebody
+# else may have moved the robot, and the last command no longer says where it is.
+SETTLED_NS = 1_000_000_000
 
 
 def time_message(nanoseconds: int) -> Time:
@@ -83,7 +86,7 @@ class ChunkPublisher:
                  options: NodeSettings, execute_steps: int):
         self._trajectories, self._chunks, self._cache = trajectories, chunks, cache
         self._joints, self._options, self._execute_steps = joints, options, execute_steps
-        self._previous: Trajectory | None = None  # what the next chunk joins
+        self._previous: Trajectory | None = None  # what the next chunk continues
         self._sent: Trajectory | None = None  # what the robot was told last, unless that was to hold
         self._ends_at: float | None = None  # steady clock
         self._consumed = ConsumedSteps()
@@ -137,15 +140,16 @@ class ChunkPublisher:
     def hold(self, now_ns: int, measured: np.ndarray | None) -> bool:
         """Tell the robot to stay where it is commanded to be now; where nothing is known of that, at ``measured`` [S].
 
-        The measured arm sags behind its command, so holding there would let it sink a little at each stop. False when
-        neither is known.
+        The measured arm sags behind its command, so holding there would let it sink a little at each stop. A robot that
+        has settled is told nothing. False when it may be moving and neither is known.
         """
-        known = self._sent is not None and self._sent.stamp_ns <= now_ns  # else the clock was set back meanwhile
-        position = self._sent.at(now_ns) if known else measured
-        if position is None:
-            return False
-        trajectory = hold(self._joints.names, position, self._options.control_rate_hz)
-        self._trajectories.publish(trajectory_message(trajectory))
+        running, sent = self._running(now_ns), self._sent
+        if sent is None or now_ns < sent.end_ns + SETTLED_NS:
+            position = measured if running is None else running.at(now_ns)  # None: the clock was set back meanwhile
+            if position is None:
+                return False
+            trajectory = hold(self._joints.names, position, self._options.control_rate_hz)
+            self._trajectories.publish(trajectory_message(trajectory))
         self._sent, self.commanding = None, False
         self.restart()
         return True
@@ -159,13 +163,14 @@ class ChunkPublisher:
             self._joints.to_robot(chunk.actions), self._joints.names, now_ns=now_ns, rate_hz=options.control_rate_hz,
             stamp_ns=now_ns if options.stamp_mode == 'now' and not realtime else snapshot.stamp_ns,
             execute_steps=len(chunk.actions) if realtime else self._execute_steps, limits=self._joints.limits,
-            measured=snapshot.measured, previous=self._previous or self._running(now_ns),
+            measured=snapshot.measured, previous=self._running(now_ns),
             blend_s=0.0 if chunk.report.guided else options.blend_s, velocities=options.send_velocities)
 
     def _running(self, now_ns: int) -> Trajectory | None:
-        """What the robot was sent, while it is executing it: by now it is not where the observation saw it."""
+        """What the robot was sent last, for as long as that says where it is: by now not where the observation saw it.
+        """
         sent = self._sent
-        return sent if sent is not None and sent.stamp_ns <= now_ns < sent.end_ns else None
+        return sent if sent is not None and sent.stamp_ns <= now_ns < sent.end_ns + SETTLED_NS else None
 
     def _note(self, planned: Planned, report: CallReport, now_ns: int) -> None:
         trajectory, now = planned.trajectory, time.monotonic()

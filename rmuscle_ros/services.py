@@ -39,8 +39,8 @@ class Services:
         return response
 
     def _on_stop(self, _request: Any, response: Any) -> Any:
-        response.success, response.message = True, 'stopped'
-        self._node.stop_calls()
+        problem = self._node.stop_calls()
+        response.success, response.message = not problem, f'no further chunk, but {problem}' if problem else 'stopped'
         return response
 
     async def _on_reset(self, _request: Any, response: Any) -> Any:

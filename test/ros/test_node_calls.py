@@ -187,8 +187,8 @@ def test_v19_chunk_with_nan_is_refused_and_three_in_a_row_stop(sim):
     bench.send(T0)
     answered(bench)
     for number in range(1, 4):
-        bench.send_time(T0 + number * S)
-        bench.send(T0 + number * S)
+        bench.send_time(T0 + (8 + number) * DT)
+        bench.send(T0 + (8 + number) * DT)
         bench.until(lambda number=number: bench.node._output.refused['nonfinite'] >= number, 'refusal')
     bench.until(lambda: not bench.node._worker.running, 'the stop')
     found = diagnosis(bench, 'policy', lambda s: 'step 3 of joint j2' in s.message)

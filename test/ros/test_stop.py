@@ -61,6 +61,30 @@ def test_deactivate_holds_the_running_command(sim):
     np.testing.assert_allclose(positions(bench.trajectories[1]), [[.08] * 7], atol=1e-6)
 
 
+def test_v15_what_was_moved_by_hand_after_the_chunk_is_neither_held_at_nor_led_back_to_the_old_command(sim):
+    """A second after its end the last command says nothing any more of where the robot is."""
+    bench = sim(max_step=[0.05])
+    bench.send(T0)
+    answered(bench)
+    step_to(bench, T0 + 3 * S, 2, positions=(.5,) * 7)
+    np.testing.assert_allclose(positions(bench.trajectories[1])[0], [.51] * 7, atol=1e-6)
+    bench.send_time(T0 + 6 * S)
+    bench.send_joints(T0 + 6 * S, (.9,) * 7)
+    assert bench.trigger('stop').success and bench.trigger('start').success
+    step_to(bench, T0 + 7 * S, 3, positions=(.9,) * 7)  # comes after whatever the stop may have sent
+    assert [stamp_of(t) for t in bench.trajectories] == [T0, T0 + 3 * S, T0 + 7 * S]
+
+
+def test_stop_that_can_tell_the_robot_nothing_says_so(sim):
+    bench = sim()
+    bench.send(T0)
+    answered(bench)
+    bench.send_time(T0 - S)  # which forgets command and samples
+    answer = bench.trigger('stop')
+    assert not answer.success and 'the robot ends its last chunk' in answer.message
+    assert not bench.node._worker.running
+
+
 class Lingering(EchoPolicy):
     """Its second answer is delivered slowly: the inference thread waits, the worker's lock held, until let go."""
 
