@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,8 @@ class Robot:
         self.accepted = self.holds = self.stale = self.excused = 0
         self.largest_step = 0.0
         self._times, self._points = np.zeros(1), self.positions[None]
-        self._allowed = STEP
+        self._allowed, self._unknown = STEP, False
+        self._recent: deque[str] = deque(maxlen=4)  # trajectories, for an objection
 
     def receive(self, message: Any, now_s: float, excuse: bool) -> None:
         """Take a JointTrajectory over, or object. excuse: what is late or early now is the clock's fault, not the
@@ -52,6 +54,7 @@ class Robot:
         if reason:
             self.stale += 'ends in the past' in reason
             self.excused += excuse
+            self._unknown = True  # the node believes that this is executed, and joins the next one to it
             if not excuse:
                 self.objections.append(reason)
             return
@@ -59,11 +62,14 @@ class Robot:
         times = np.array([start + seconds(point.time_from_start) for point in message.points])
         self._inspect(message, points)
         past = int(np.searchsorted(times, now_s + 1e-6, side='right'))
-        # The node left out what was past for it; what has passed on the way here is as many periods more to catch up.
-        self._allowed = STEP * (1 + past)
+        # The node left out what was past for it. What has passed on the way here are periods in which this trajectory
+        # went one way and the robot, by the one before, perhaps the other.
+        self._allowed = STEP * (1 + 2 * past) if not self._unknown else math.inf
+        self._unknown = False
         self._times = np.concatenate([[now_s], times[past:]])
         self._points = np.concatenate([self.positions[None], points[past:]])
         self.accepted += 1
+        self._recent.append(f'at {now_s:.2f}: stamp {start:.2f}, points {times[0]:.2f} to {times[-1]:.2f}')
         self.holds += len(message.points) == 1
 
     def _inspect(self, message: Any, points: np.ndarray) -> None:
@@ -81,9 +87,10 @@ class Robot:
         before = self.positions
         self.positions = self._at(now_s)
         step = float(np.abs(self.positions - before).max())
-        self.largest_step = max(self.largest_step, step)
+        self.largest_step = max(self.largest_step, step if self._allowed < math.inf else 0.0)
         if step > self._allowed + TOLERANCE:
-            self.objections.append(f'a step of {step:.3f} in one period, allowed are {self._allowed:.3f}')
+            self.objections.append(f'a step of {step:.3f} to {now_s:.2f}, allowed are {self._allowed:.3f}; '
+                                   f'trajectories {"; ".join(self._recent)}')
         self._allowed = STEP
 
     def clock_set(self, now_s: float | None) -> None:

@@ -58,6 +58,7 @@ def plan_trajectory(actions: np.ndarray, joint_names: tuple[str, ...], *, stamp_
     Raises ChunkRefused; a refused chunk is refused whole.
     """
     _check_finite(actions, joint_names)
+    now_ns = max(now_ns, stamp_ns)  # simulated time may arrive after an observation that is stamped with it
     times, since_ns = step_times(len(actions), rate_hz), now_ns - stamp_ns
     first = int(np.searchsorted(times, since_ns, side='right'))
     if first == len(actions):

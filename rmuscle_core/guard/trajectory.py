@@ -24,22 +24,30 @@ class ChunkRefused(RMuscleError):
 
 @dataclass(frozen=True)
 class Trajectory:
-    """positions, velocities: float64 [n, A], robot units; times_ns: int64 [n] after stamp_ns, strictly increasing."""
+    """positions, velocities: float64 [n, A], robot units; times_ns: int64 [n] after stamp_ns, strictly increasing.
+
+    start_ns, start: since when (after stamp_ns) and from where [A] the robot goes to the first point; None: unknown.
+    """
 
     joint_names: tuple[str, ...]
     stamp_ns: int
     times_ns: np.ndarray
     positions: np.ndarray
     velocities: np.ndarray | None = None
+    start_ns: int = 0
+    start: np.ndarray | None = None
 
     @property
     def end_ns(self) -> int:
         return self.stamp_ns + int(self.times_ns[-1])
 
     def at(self, time_ns: int | np.ndarray) -> np.ndarray:
-        """Position [A] (or [n, A]) commanded at an instant (or n): linear between points, held outside them."""
-        since = np.asarray(time_ns) - self.stamp_ns
-        return np.stack([np.interp(since, self.times_ns, column) for column in self.positions.T], axis=-1)
+        """Position [A] (or [n, A]) commanded at an instant (or n): linear between start and points, held outside them.
+        """
+        since, times_ns, positions = np.asarray(time_ns) - self.stamp_ns, self.times_ns, self.positions
+        if self.start is not None:
+            times_ns, positions = np.r_[self.start_ns, times_ns], np.vstack([self.start, positions])
+        return np.stack([np.interp(since, times_ns, column) for column in positions.T], axis=-1)
 
 
 def step_times(steps: int, rate_hz: float) -> np.ndarray:

@@ -14,7 +14,7 @@ from rmuscle_core.guard import ChunkRefused, Limits, check_trajectory, hold, pla
 
 NAMES = ('j1', 'j2')
 OPEN = Limits(*(np.full(2, v) for v in (-np.inf, np.inf, np.inf)))
-STAMP = 5_000_000_000
+STAMP, PERIOD = 5_000_000_000, 50_000_000
 
 
 def ramp(steps=16):
@@ -206,3 +206,11 @@ def test_a_chunk_in_the_first_period_of_another_joins_where_the_robot_is_on_its_
     again = plan(far, limits=limits, previous=first)
     np.testing.assert_allclose(again.trajectory.positions, first.positions)
     np.testing.assert_allclose(first.at(STAMP + 25_000_000), 0.05)
+
+
+def test_an_observation_that_is_ahead_of_the_clock_tells_the_time():
+    """By its stamp the robot is at 0.08, though the clock says that it is still at 0.07."""
+    limits = replace(OPEN, step=np.full(2, 0.01))
+    running = replace(plan().trajectory, stamp_ns=STAMP - 8 * PERIOD)
+    joined = plan(np.zeros((16, 2), np.float32), late_s=-PERIOD / 1e9, limits=limits, previous=running).trajectory
+    np.testing.assert_allclose(joined.positions[0], running.at(STAMP) - [0.01, -0.01], atol=1e-9)
