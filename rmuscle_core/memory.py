@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rmuscle_core.check_reference import fault
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.faults import device_failed, out_of_memory
 from rmuscle_core.engine.graphs import GraphEngine
@@ -21,7 +20,7 @@ from rmuscle_core.engine.plan import plan_call
 from rmuscle_core.errors import EpisodeError, LibraryError
 from rmuscle_core.ffn import Interrupted
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId
-from rmuscle_core.library.fitting import check_fits
+from rmuscle_core.library.fitting import check_fits, fault
 from rmuscle_core.reconstruct import Reconstructor
 from rmuscle_core.retrieval import Match, Retriever
 from rmuscle_core.settings import Settings

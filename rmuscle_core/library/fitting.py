@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a reference fits a model: a checksum vouches for bytes, not for indices that a GPU follows blindly."""
+"""Whether a reference is sound and fits a model: a checksum vouches for bytes, not for what a GPU follows blindly."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
 
 from rmuscle_core.errors import EpisodeError
 from rmuscle_core.library.reference import Reference
@@ -21,7 +24,10 @@ def library_widths(config: ModelConfig) -> tuple[int, int]:
 
 
 def check_fits(reference: Reference, config: ModelConfig, shape: ArenaShape) -> None:
-    """Raise EpisodeError naming what this model cannot take. References of fewer cameras may have fewer tokens."""
+    """Raise EpisodeError naming what this model cannot take; asked where a reference is read.
+
+    References of fewer cameras may have fewer tokens.
+    """
     ids, neurons = reference.token_ids, reference.neurons
     width, views = reference.prefix.shape[1], set(reference.views)
     ranking = (shape.groups, shape.action_layers, shape.masked)
@@ -38,3 +44,19 @@ def check_fits(reference: Reference, config: ModelConfig, shape: ArenaShape) -> 
         problem = f'neurons reach to {neurons.max()}, expected at most {config.expert.mlp - 1}'
     if problem:
         raise EpisodeError(f'{reference.id} does not fit this checkpoint: {problem}; record the episode again')
+
+
+def fault(reference: Reference, config: ModelConfig) -> str:
+    """Why nothing sound can come of a reference, read or just made, as the end of a sentence; empty if it can."""
+    ids, neurons, tokens = reference.token_ids, reference.neurons, len(reference.views) * config.vision.tokens
+    if reference.prefix.shape[0] != tokens:
+        return f'it has {reference.prefix.shape[0]} visual tokens, expected {tokens}'
+    if not torch.isfinite(reference.prefix).all():
+        return 'its embeddings are not all finite'
+    if not 0 < len(ids) <= config.prompt_length:
+        return f'its prompt has {len(ids)} tokens, expected 1 to {config.prompt_length}'
+    if not np.isfinite(reference.states).all():
+        return 'its states are not all finite'
+    if neurons is not None and (np.diff(np.sort(neurons, axis=-1).astype(np.int64), axis=-1) == 0).any():
+        return 'it ranks a neuron twice'
+    return ''

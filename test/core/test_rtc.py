@@ -97,10 +97,12 @@ def test_off_and_empty_leftovers_change_nothing(open_policy, look):
     np.testing.assert_array_equal(empty.actions, free.actions)
 
 
-@pytest.mark.parametrize('actions', [np.full((3, JOINTS), np.nan), np.zeros((3, JOINTS + 1)), np.zeros(JOINTS)])
-def test_leftover_of_another_robot_is_refused(open_policy, look, actions):
+@pytest.mark.parametrize(('actions', 'executed'), [
+    (np.full((3, JOINTS), np.nan), 1), (np.zeros((3, JOINTS + 1)), 1), (np.zeros(JOINTS), 1),
+    (np.zeros((3, JOINTS)), -1)])
+def test_leftover_of_another_robot_is_refused(open_policy, look, actions, executed):
     with pytest.raises(ObservationError, match='leftover'):
-        open_policy(RTC).infer(look(1), Leftover(actions, 1))
+        open_policy(RTC).infer(look(1), Leftover(actions, executed))
 
 
 def test_v16_leftover_of_relative_actions_is_held_where_it_was_meant(open_policy, look, tiny_checkpoint, tmp_path):
