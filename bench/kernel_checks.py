@@ -55,16 +55,16 @@ def run_checks(report, sizes: Sizes, device: torch.device) -> None:
 
 def check_select(report, sizes, normal) -> None:
     """Both launches, with well separated changes, and all the same."""
-    slot = normal(1).new_ones(1, dtype=torch.int32)
+    slots = normal(1).new_tensor([2, 1, 1]).to(torch.int32)  # the one at hand is not the first
     for width in (sizes.prefix_width, 64):
-        reference = normal(2, sizes.visual, width)
-        factor = 1 + torch.randperm(sizes.visual, device=slot.device)[:, None] / sizes.visual
+        reference = normal(3, sizes.visual, width)
+        factor = 1 + torch.randperm(sizes.visual, device=slots.device)[:, None] / sizes.visual
         x = torch.cat([(reference[1].float() * factor).to(reference.dtype), normal(sizes.text, width)])
         for k in (0, 1, *sizes.chosen, sizes.visual):
             for name, rows in (('distinct', x), ('equal', torch.cat([reference[1], x[sizes.visual:]]))):
                 def run(rows=rows, k=k, reference=reference):
-                    got = select.select_tokens(rows, reference, slot, k, sizes.text, impl='triton')
-                    want = select.select_tokens_reference(rows, reference, slot, k, sizes.text)
+                    got = select.select_tokens(rows, reference, slots, k, sizes.text, impl='triton')
+                    want = select.select_tokens_reference(rows, reference, slots, k, sizes.text)
                     return float(sum((a != b).sum().item() for a, b in zip(got, want)))
                 report.check(f'select {k} of {sizes.visual}, width {width}, {name} changes', run, 0.0)
 
@@ -100,8 +100,8 @@ def check_merge(report, sizes, normal) -> None:
     _, inverse = select.select_tokens_reference(residual, arena[:, 1], slot, k, sizes.text)
     for base in (residual, None):
         def run(base=base):
-            got = merge.merge_rows(base, taken, inverse, arena[:, 1], slot, impl='triton')
-            return float((got != merge.merge_rows_reference(base, taken, inverse, arena[:, 1], slot)).sum().item())
+            got = merge.merge_rows(base, taken, inverse, arena[:, 1], impl='triton')
+            return float((got != merge.merge_rows_reference(base, taken, inverse, arena[:, 1])).sum().item())
         report.check(f'merge {rows} rows{"" if base is None else " onto the residual"}', run, 0.0)
 
 
@@ -189,7 +189,7 @@ def check_replay(report, sizes, normal) -> None:
     def layer(impl):
         index, inverse = select.select_tokens(x, reference, slot, k, sizes.text, impl=impl)
         h = geglu.gather_geglu(x, weight, index, impl=impl)
-        y = merge.merge_rows(x, h @ down.t(), inverse, remembered, slot, impl=impl)
+        y = merge.merge_rows(x, h @ down.t(), inverse, remembered, impl=impl)
         return neurons.neuron_ffn(y[:sizes.suffix], expert[0], expert[1], ranked, slot, n, impl=impl)
     expert = normal(sizes.expert_mlp, 2, width, scale=width**-0.5), normal(sizes.expert_mlp, width, scale=0.02)
     n = sizes.chosen_neurons[0]

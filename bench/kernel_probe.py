@@ -159,19 +159,20 @@ def prefix_times(report: Report, sizes: Sizes) -> None:
     rows, width, mlp, k = sizes.visual + sizes.text, sizes.prefix_width, sizes.prefix_mlp, sizes.chosen[-1]
     weights = [normal(2 * mlp, width, scale=width**-0.5) for _ in range(sizes.prefix_layers)]
     downs = [normal(width, mlp, scale=mlp**-0.5) for _ in range(sizes.prefix_layers)]
-    x, slot = normal(rows, width), int32([1])
+    x, slot, slots = normal(rows, width), int32([1]), int32([0, 1, 1])
     for chosen in (*sizes.chosen, None):
         geglu_times(report, sizes, chosen, x, weights, downs)
     layers = 2 if DRY_RUN else 17
     for compared, name in ((64, 'sketch 64'), (width, 'full')):
         states, arena = [normal(rows, compared) for _ in range(layers)], normal(2, layers, sizes.visual, compared)
-        report.time(f'select {k} of {sizes.visual} by {name}', [
-            lambda s=s, r=arena[:, i]: select.select_tokens(s, r, slot, k, sizes.text, impl='triton')
-            for i, s in enumerate(states)], sizes, bytes_=4.0 * sizes.visual * compared)
+        for among in (slot, slots):
+            report.time(f'select {k} of {sizes.visual} by {name}, {len(among)} references', [
+                lambda s=s, r=arena[:, i], a=among: select.select_tokens(s, r, a, k, sizes.text, impl='triton')
+                for i, s in enumerate(states)], sizes, bytes_=2.0 * (1 + len(among)) * sizes.visual * compared)
     taken, outs = normal(k + sizes.text, width), [normal(rows, width) for _ in range(layers)]
     _, inverse = select.select_tokens_reference(x, arena[:, 0], slot, k, sizes.text)
     report.time(f'merge {rows} rows', [
-        lambda o=o, r=arena[:, i]: merge.merge_rows(o, taken, inverse, r, slot, o, impl='triton')
+        lambda o=o, r=arena[:, i]: merge.merge_rows(o, taken, inverse, r, o, impl='triton')
         for i, o in enumerate(outs)], sizes, bytes_=6.0 * rows * width)
 
 

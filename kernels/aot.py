@@ -54,10 +54,11 @@ def specs(tiles: Tiles, *, prefix_width: int = 2048, expert_width: int = 1024) -
     """Yield all kernels in bf16, with the tiles of one architecture and the widths of pi0.5."""
     bf16, i32, f32, step = '*bf16', '*i32', '*fp32', 'i32:16'
     yield Spec('change', select.change_kernel,
-               {'x': bf16, 'reference': bf16, 'slot': i32, 'change': f32, 'rows': 'i32', 'width': step, 'eps': 'fp32',
-                'x_stride': step, 'slot_stride': step, 'reference_stride': step}, {'ROWS': 1, 'WIDTH': 2048})
+               {'x': bf16, 'reference': bf16, 'slots': i32, 'change': f32, 'donor': i32, 'rows': 'i32', 'width': step,
+                'eps': 'fp32', 'x_stride': step, 'slot_stride': step, 'reference_stride': step},
+               {'COUNT': 3, 'ROWS': 1, 'WIDTH': 2048})
     yield Spec('choose', select.choose_kernel,
-               {'change': f32, 'index': i32, 'inverse': i32, 'rows': 'i32', 'n_text': 'i32', 'k': 'i32'},
+               {'change': f32, 'donor': i32, 'index': i32, 'inverse': i32, 'rows': 'i32', 'n_text': 'i32', 'k': 'i32'},
                {'ROWS': 1024, 'TEXT': 64}, {'num_warps': 1})
     yield Spec('activate', geglu.activate_kernel,
                {'gate_up': bf16, 'out': bf16, 'features': step, 'gate_up_stride': step, 'out_stride': step},
@@ -72,7 +73,7 @@ def specs(tiles: Tiles, *, prefix_width: int = 2048, expert_width: int = 1024) -
                     'GATHER': gather, 'DESCRIPTORS': tile.descriptors, **({} if gather else {'index': None}),
                     **GPU_NUMERICS}, tile.launch, matmul=True)
     yield Spec('merge', merge.merge_kernel,
-               {'residual': bf16, 'rows': bf16, 'inverse': i32, 'reference_y': bf16, 'slot': i32, 'out': bf16,
+               {'residual': bf16, 'rows': bf16, 'inverse': i32, 'reference_y': bf16, 'out': bf16,
                 'width': step, 'residual_stride': step, 'rows_stride': step, 'slot_stride': step,
                 'reference_stride': step, 'out_stride': step}, {'WIDTH': 2048, 'ADD': True, 'UPCAST': False})
     yield from _neuron_specs(tiles, expert_width)

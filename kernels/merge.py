@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Put recomputed and remembered FFN outputs back in order, onto the residual stream where one is given, in one pass.
 
-    out[i] = residual[i] + (rows[inverse[i]] if inverse[i] >= 0 else reference_y[slot, i])
+    out[i] = residual[i] + (rows[inverse[i]] if inverse[i] >= 0 else reference_y[-1 - inverse[i], i])
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rmuscle_kernels.runtime import INTERPRETED, expect, jit, launch, tl, triton
 
 
 @jit
-def merge_kernel(residual, rows, inverse, reference_y, slot, out, width, residual_stride, rows_stride, slot_stride,
+def merge_kernel(residual, rows, inverse, reference_y, out, width, residual_stride, rows_stride, slot_stride,
                  reference_stride, out_stride, WIDTH: tl.constexpr, ADD: tl.constexpr, UPCAST: tl.constexpr,
                  EARLY: tl.constexpr):
     await_inputs(EARLY)
@@ -22,7 +22,7 @@ def merge_kernel(residual, rows, inverse, reference_y, slot, out, width, residua
     if position >= 0:
         source = rows + position * rows_stride
     else:
-        source = reference_y + (tl.load(slot).to(tl.int64) * slot_stride + row * reference_stride)
+        source = reference_y + ((-1 - position).to(tl.int64) * slot_stride + row * reference_stride)
     for start in range(0, width, WIDTH):
         col = start + tl.arange(0, WIDTH)
         mask = col < width
@@ -33,12 +33,12 @@ def merge_kernel(residual, rows, inverse, reference_y, slot, out, width, residua
 
 
 def merge_rows(residual: torch.Tensor | None, rows: torch.Tensor, inverse: torch.Tensor, reference_y: torch.Tensor,
-               slot: torch.Tensor, out: torch.Tensor | None = None, *, impl: str | None = None) -> torch.Tensor:
+               out: torch.Tensor | None = None, *, impl: str | None = None) -> torch.Tensor:
     """Add each row's FFN output, recomputed or remembered, to the residual stream.
 
     residual: [T + n_text, D], or None for the FFN outputs alone. rows: [R, D] recomputed outputs. inverse: int32
-    [T + n_text] of `select_tokens`: position in rows, or -1; text rows never have -1. reference_y: [slots, T, D].
-    slot: int32 of one element, on the device.
+    [T + n_text] of `select_tokens`: position in rows, or -1 - slot; text rows are always in rows. reference_y:
+    [slots, T, D].
     out may be residual. Raises ValueError for shapes that do not fit.
     """
     expect('rows', rows, (None, None))
@@ -50,8 +50,8 @@ def merge_rows(residual: torch.Tensor | None, rows: torch.Tensor, inverse: torch
     out = rows.new_empty(length, width) if out is None else out
     expect('out', out, (length, width), rows.dtype)
     if not use_triton(rows, impl):
-        return out.copy_(merge_rows_reference(residual, rows, inverse, reference_y, slot))
-    merge_kernel[(length,)](residual, rows, inverse, reference_y, slot, out, width,
+        return out.copy_(merge_rows_reference(residual, rows, inverse, reference_y))
+    merge_kernel[(length,)](residual, rows, inverse, reference_y, out, width,
                             0 if residual is None else residual.stride(0), rows.stride(0), reference_y.stride(0),
                             reference_y.stride(1), out.stride(0), WIDTH=min(2048, triton.next_power_of_2(width)),
                             ADD=residual is not None, UPCAST=INTERPRETED, num_warps=4, **launch(rows))
@@ -59,10 +59,12 @@ def merge_rows(residual: torch.Tensor | None, rows: torch.Tensor, inverse: torch
 
 
 def merge_rows_reference(residual: torch.Tensor | None, rows: torch.Tensor, inverse: torch.Tensor,
-                         reference_y: torch.Tensor, slot: torch.Tensor) -> torch.Tensor:
+                         reference_y: torch.Tensor) -> torch.Tensor:
     """Torch reference of `merge_rows`."""
     delta = rows.new_zeros(inverse.shape[0], rows.shape[1])
-    delta[:reference_y.shape[1]] = reference_y.index_select(0, slot)[0]
+    tokens = reference_y.shape[1]
+    row = torch.arange(tokens, device=rows.device)
+    delta[:tokens] = reference_y[(-1 - inverse[:tokens]).clamp(min=0).long(), row]
     if rows.shape[0]:
         recomputed = rows.index_select(0, inverse.clamp(min=0))
         delta = torch.where((inverse >= 0)[:, None], recomputed, delta)

@@ -13,6 +13,7 @@ from rmuscle_core.engine.faults import first_line, out_of_memory
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.plan import CallPlan, plan_call
 from rmuscle_core.errors import RMuscleError
+from rmuscle_core.library import ReferenceId
 from rmuscle_core.memory import MuscleMemory, Recall
 from rmuscle_core.observation import CallReport
 from rmuscle_core.retrieval import Match
@@ -40,7 +41,8 @@ class Actor:
             report.path, plan = 'dense', CallPlan()
             actions, report.milliseconds = self.afford(lambda: self.engine.act(embedded, plan, None))
         if poisoned and torch.isfinite(actions).all():  # else it is not the reference's fault
-            self.memory.quarantine(recall.match.id, 'a call that used it gave a non-finite action')
+            for used in (recall.match.id, *_donors(recall.match, settings)):  # any of them
+                self.memory.quarantine(used, 'a call that used it gave a non-finite action')
             report.reason += ' and is out of use'
         if report.path != 'dense':
             report.reference, report.similarity = str(recall.match.id), recall.match.similarity
@@ -72,7 +74,7 @@ class Actor:
         """Actions by the reference and the plan that made them; None, with why in the report, if it cannot serve."""
         plan, actions = plan_call(settings, self.config, embedded.tokens, embedded.text), None
         try:
-            with self.memory.working_set.reading(match.id) as reading:
+            with self.memory.working_set.reading(match.id, _donors(match, settings)) as reading:
                 if reading is None:
                     report.reason = f'{match.id} was replaced while it was matched'
                     return None, plan
@@ -80,7 +82,7 @@ class Actor:
                 if refusal:
                     plan = CallPlan(tokens=plan.tokens)
                     report.reason += f'; denoising ran dense, {refusal}'
-                actions, report.milliseconds = self.engine.act(embedded, plan, reading.slot)
+                actions, report.milliseconds = self.engine.act(embedded, plan, reading.slot, reading.donors)
         except Exception as error:
             if not out_of_memory(error):
                 raise
@@ -90,6 +92,11 @@ class Actor:
         elif not torch.isfinite(actions).all():
             report.reason = f'{match.id} led to a non-finite action'
         return actions, plan
+
+
+def _donors(match: Match, settings: Settings) -> tuple[ReferenceId, ...]:
+    """References beside the matched one whose outputs tokens may reuse: the best call of each of the next episodes."""
+    return match.rivals[1:settings.token_references]
 
 
 def _no_action_cache(plan: CallPlan, match: Match, reading: Reading, settings: Settings) -> str:

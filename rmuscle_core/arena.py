@@ -6,6 +6,7 @@ Switching reference means writing one integer, so a captured CUDA graph serves e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,15 +48,28 @@ class ReferenceArena:
     """Tensors of all slots; which slot holds what is the working set's business.
 
     x [slots, L, T, D or sketch], y [slots, L, T, D], neurons int32 [slots, G, M, masked],
-    residual [slots, K, M, H, W] or None, slot int32 [1]: the slot the current call reads.
+    residual [slots, K, M, H, W] or None. What the current call reads: donors int32 [R], the slots whose prefix outputs
+    its tokens may reuse, the best reference first; slot int32 [1], that first one.
     """
 
-    def __init__(self, shape: ArenaShape, slots: int, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, shape: ArenaShape, slots: int, dtype: torch.dtype, device: torch.device | str,
+                 donors: int = 1) -> None:
         self.shape, self._make = shape, {'dtype': dtype, 'device': device}
         self.hold(slots)
-        self.slot = torch.zeros(1, dtype=torch.int32, device=device)
+        self.donors = torch.zeros(donors, dtype=torch.int32, device=device)
+        self.slot = self.donors[:1]
         self.projection = (None if shape.compare_width == shape.width
                            else sketch_projection(shape.width, shape.compare_width).to(**self._make))
+
+    def point_to(self, slot: int, others: Sequence[int] = ()) -> None:
+        """Have the next call read this slot, and its tokens the others too, as far as there is room for them.
+
+        A few bytes, written by the device itself, so that nobody waits for it.
+        """
+        chosen = [slot, *others][:len(self.donors)]
+        self.donors.fill_(slot)  # the best one stands in for those that are missing
+        for place, other in enumerate(chosen[1:], 1):
+            self.donors[place].fill_(other)
 
     def hold(self, slots: int) -> None:
         """Have room for this many references, all empty; what was held is given up before anything is allocated."""

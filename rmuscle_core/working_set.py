@@ -24,11 +24,12 @@ class _Slot:
 
 @dataclass(frozen=True)
 class Reading:
-    """A pinned slot and what it has for the Action Cache: the neuron count its residual was built for, 0 for a ranking
-    without residual, None for nothing."""
+    """Pinned slots. residual_neurons: what the first has for the Action Cache: the neuron count its residual was built
+    for, 0 for a ranking without residual, None for nothing. donors: other slots that tokens may reuse outputs of."""
 
     slot: int
     residual_neurons: int | None
+    donors: tuple[int, ...] = ()
 
 
 class WorkingSet:
@@ -55,18 +56,22 @@ class WorkingSet:
         return found is not None if residual_neurons == 0 else found == residual_neurons
 
     @contextmanager
-    def reading(self, reference: ReferenceId | None) -> Iterator[Reading | None]:
-        """Pin the reference's slot for one call; yields None if it is not (or no longer) ready."""
+    def reading(self, reference: ReferenceId | None, others: Sequence[ReferenceId] = ()) -> Iterator[Reading | None]:
+        """Pin the slots of a reference, and of others if they are ready, for one call; yields None if the reference is
+        not (or no longer) ready."""
         with self._lock:
-            found = next(((i, s) for i, s in enumerate(self._slots) if s.ready and s.reference == reference), None)
-            if found:
-                found[1].readers += 1
+            ready = {s.reference: (i, s) for i, s in enumerate(self._slots) if s.ready}
+            wanted = (reference, *others) if reference in ready else ()
+            pinned = [ready[wish] for wish in wanted if wish in ready]
+            for _, slot in pinned:
+                slot.readers += 1
         try:
-            yield Reading(found[0], found[1].residual_neurons) if found else None
+            first, *donors = [index for index, _ in pinned] or [None]
+            yield None if first is None else Reading(first, pinned[0][1].residual_neurons, tuple(donors))
         finally:
-            if found:
-                with self._lock:
-                    found[1].readers -= 1
+            with self._lock:
+                for _, slot in pinned:
+                    slot.readers -= 1
 
     def claim(self, reference: ReferenceId, wanted: Sequence[ReferenceId]) -> int | None:
         """Return a slot to expand the reference into, not readable until ``commit``; None if all are better used.

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,7 @@ class EagerEngine:
         self.model, self.settings = model, settings
         self.device, self.dtype = model.cos.device, model.config.compute_dtype
         shape = arena_shape(settings, model.config, views * model.config.vision.tokens)
-        self.arena = ReferenceArena(shape, settings.slots, self.dtype, self.device)
+        self.arena = ReferenceArena(shape, settings.slots, self.dtype, self.device, settings.token_references)
         self.noise = initial_noise(model.config, settings).to(self.device)
         self.problems: list[str] = []  # what was asked for and could not be had, one sentence each
         self.recomputed: list[torch.Tensor] = []  # rows recomputed by the last call, per prefix layer that chose them
@@ -72,9 +72,13 @@ class EagerEngine:
         return Embedded(torch.cat([visual, text.to(visual.dtype)])[None], visual.shape[0], inputs)
 
     @torch.inference_mode()
-    def act(self, embedded: Embedded, plan: CallPlan, slot: int | None) -> tuple[torch.Tensor, dict[str, float]]:
-        """Return actions float32 [H, A_pad] on the host and milliseconds per stage."""
-        context, neurons = self._call_ffns(plan, slot)
+    def act(self, embedded: Embedded, plan: CallPlan, slot: int | None,
+            donors: Sequence[int] = ()) -> tuple[torch.Tensor, dict[str, float]]:
+        """Return actions float32 [H, A_pad] on the host and milliseconds per stage.
+
+        slot: of the reference, None for a dense call. donors: other slots whose prefix outputs tokens may reuse.
+        """
+        context, neurons = self._call_ffns(plan, slot, donors)
         start = time.perf_counter()
         cache = self.model.prefill(embedded.prefix, context)
         self._synchronize()
@@ -129,11 +133,11 @@ class EagerEngine:
         return self.model.denoise(cache, self.noise, ffn, self._state(embedded.inputs.state),
                                   guidance and guidance.to(self.device))[0].float().cpu()
 
-    def _call_ffns(self, plan: CallPlan, slot: int | None):
+    def _call_ffns(self, plan: CallPlan, slot: int | None, donors: Sequence[int] = ()):
         self.recomputed = []
         if slot is None:
             return DenseFFN(), DenseFFN()
-        self.arena.slot.fill_(slot)
+        self.arena.point_to(slot, donors)
         context = DenseFFN() if plan.tokens is None else ContextFFN(self.arena, plan.tokens, self.recomputed)
         neurons = DenseFFN() if plan.neurons is None else NeuronFFN(
             self.arena, plan.neurons, self.settings.group_size, plan.residual, self._workspace)

@@ -7,7 +7,7 @@ reference. What varies in shape is part of a program's key: views, prompt bucket
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -71,7 +71,8 @@ class GraphEngine:
         device, cuda = self.device, self.device.type == 'cuda'
         self.calls, self.spare = lanes or make_lanes(device)
         tokens, side = views * config.vision.tokens, config.vision.image_size
-        self.arena = ReferenceArena(arena_shape(settings, config, tokens), settings.slots, self.model.dtype, device)
+        self.arena = ReferenceArena(arena_shape(settings, config, tokens), settings.slots, self.model.dtype, device,
+                                    settings.token_references)
         self.noise = initial_noise(config, settings).to(device)
         self._call, self._expansion = _Prompted(self.model, tokens), _Prompted(self.model, tokens)
         self._expanded_slot = torch.zeros(1, dtype=torch.int64, device=device)
@@ -134,8 +135,9 @@ class GraphEngine:
         return self._latest
 
     @torch.inference_mode()
-    def act(self, embedded: Embedded, plan: CallPlan, slot: int | None) -> tuple[torch.Tensor, dict[str, float]]:
-        """Return actions float32 [H, A_pad] on the host and milliseconds per stage."""
+    def act(self, embedded: Embedded, plan: CallPlan, slot: int | None,
+            donors: Sequence[int] = ()) -> tuple[torch.Tensor, dict[str, float]]:
+        """Return actions float32 [H, A_pad] on the host and milliseconds per stage; see EagerEngine.act."""
         if embedded is not self._latest:
             raise RuntimeError('only the latest embed can be acted on; its memory has been written again since')
         if slot is None:
@@ -145,7 +147,7 @@ class GraphEngine:
         calls, guidance = self.calls, embedded.inputs.guidance
         with calls.running():
             if slot is not None:
-                self.arena.slot.fill_(slot)
+                self.arena.point_to(slot, donors)
             if guidance is not None:
                 self._target.copy_(guidance.target, non_blocking=True)
                 self._weights.copy_(guidance.weights, non_blocking=True)

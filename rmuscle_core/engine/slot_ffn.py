@@ -17,7 +17,7 @@ from rmuscle_kernels.select import select_tokens
 
 
 class SlotContextFFN:
-    """Context Cache for the reference in ``arena.slot`` at replay; ``tokens`` visual rows are recomputed per layer."""
+    """Context Cache for the references in ``arena.donors`` at replay; ``tokens`` visual rows are recomputed a layer."""
 
     def __init__(self, arena: ReferenceArena, tokens: int) -> None:
         self.arena, self.tokens = arena, tokens
@@ -27,9 +27,9 @@ class SlotContextFFN:
         total = arena.shape.tokens
         if self.tokens >= total:
             return mlp(x)
-        index, inverse = select_tokens(arena.comparable(rows[:total]), arena.x[:, layer], arena.slot, self.tokens,
+        index, inverse = select_tokens(arena.comparable(rows[:total]), arena.x[:, layer], arena.donors, self.tokens,
                                        rows.shape[0] - total)
-        return merge_rows(None, mlp.rows(rows, index), inverse, arena.y[:, layer], arena.slot)[None]
+        return merge_rows(None, mlp.rows(rows, index), inverse, arena.y[:, layer])[None]
 
 
 class SlotNeuronFFN:

@@ -9,7 +9,7 @@ retrieval, noise, processing and timing are the same for all rows of a table.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -70,8 +70,8 @@ class RandomTokens(MemoEngine):
         super().__init__(model, settings, views)
         self._generator = torch.Generator().manual_seed(0)
 
-    def _call_ffns(self, plan: CallPlan, slot: int | None):
-        context, neurons = super()._call_ffns(plan, slot)
+    def _call_ffns(self, plan: CallPlan, slot: int | None, donors: Sequence[int] = ()):
+        context, neurons = super()._call_ffns(plan, slot, donors)
         if isinstance(context, ContextFFN):
             context = _RandomContextFFN(self.arena, plan.tokens, self._generator)
         return context, neurons
@@ -94,7 +94,8 @@ class DenoiseEngine(MemoEngine):
     """Base of those that prefill densely and denoise in another way: ``_denoise`` -> normalised actions [1, H, A]."""
 
     @torch.inference_mode()
-    def act(self, embedded: Embedded, plan: CallPlan, slot: int | None) -> tuple[torch.Tensor, dict[str, float]]:
+    def act(self, embedded: Embedded, plan: CallPlan, slot: int | None,
+            donors: Sequence[int] = ()) -> tuple[torch.Tensor, dict[str, float]]:
         start = time.perf_counter()
         actions = self._denoise(embedded, slot)
         return actions[0].float(), {'denoise': 1e3 * (time.perf_counter() - start)}
@@ -179,8 +180,8 @@ class Replay(ReferenceChunks):
 class DenseFirstStep(MemoEngine):
     """Beyond the paper: the first denoise step evaluates every neuron, the others the reference's."""
 
-    def _call_ffns(self, plan: CallPlan, slot: int | None):
-        context, neurons = super()._call_ffns(plan, slot)
+    def _call_ffns(self, plan: CallPlan, slot: int | None, donors: Sequence[int] = ()):
+        context, neurons = super()._call_ffns(plan, slot, donors)
         if plan.neurons is None or slot is None:
             return context, neurons
 

@@ -46,6 +46,8 @@ ROWS = [
         note='no library: the call before, however similar, at the ratios of default'),
     Row('any_similarity', 'reference', {'min_similarity': 0.0, 'action_similarity': 0.0},
         note='library references however similar'),
+    Row('one_reference', 'reference', {'token_references': 1}, note='the paper: all tokens reuse one reference'),
+    Row('six_references', 'reference', {'token_references': 6}),
     Row('library_8', 'reference', episodes=8),
     Row('library_32', 'reference', episodes=32),
     Row('window_0', 'reference', {'window': 0, 'window_episodes': 1}),

@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Context Cache: recompute the FFN for the visual tokens that changed most, reuse the reference's output elsewhere."""
+"""Context Cache: recompute the FFN for the visual tokens that changed most, reuse references' outputs elsewhere."""
 
 from __future__ import annotations
 
 import torch
 
 from rmuscle_core.arena import ReferenceArena
+from rmuscle_kernels.merge import merge_rows
 from rmuscle_kernels.select import select_tokens
 
 
 class ContextFFN:
     """Prefix FFN of one policy call. Text rows are always recomputed; selection is per layer and per call.
+
+    Each token is compared with the references in ``arena.donors`` and may reuse the output of the nearest: the scene's
+    parts resemble different executions, and looking at another one costs a comparison, not an FFN.
 
     recomputed: optional list that receives each layer's row index int32 [k + P], for reports.
     """
@@ -23,10 +27,8 @@ class ContextFFN:
         tokens = arena.shape.tokens
         if self.k >= tokens:  # nothing to reuse: the dense code path, bit for bit
             return mlp(x)
-        index, _ = select_tokens(arena.comparable(rows[:tokens]), arena.x[:, layer], arena.slot, self.k,
-                                 rows.shape[0] - tokens)
+        index, inverse = select_tokens(arena.comparable(rows[:tokens]), arena.x[:, layer], arena.donors, self.k,
+                                       rows.shape[0] - tokens)
         if self.recomputed is not None:
             self.recomputed.append(index)
-        y = torch.empty_like(rows)
-        y[:tokens] = arena.y[:, layer].index_select(0, arena.slot)[0]
-        return y.index_copy_(0, index.long(), mlp(rows.index_select(0, index)))[None]
+        return merge_rows(None, mlp(rows.index_select(0, index)), inverse, arena.y[:, layer])[None]

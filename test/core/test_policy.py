@@ -92,6 +92,23 @@ def test_cached_actions_stay_near_dense_ones_on_a_similar_observation(load, look
     assert 0 < np.abs(full.actions - dense.actions).mean() < 0.5 * np.abs(other.actions - dense.actions).mean()
 
 
+@pytest.mark.parametrize(('asked', 'used'), [(1, 0), (3, 2), (8, 3)])
+def test_tokens_may_reuse_from_the_best_call_of_several_episodes(load, look, tmp_path, monkeypatch, asked, used):
+    policy = load(Settings(token_references=asked, slots=12, window_episodes=4), tmp_path)
+    for episode in range(4):
+        references = policy.record_references([look(seed=10 * episode + i, place=i) for i in range(2)], 'lift-the-cube',
+                                              f'e{episode}')
+        policy.library.add_episode('lift-the-cube', references, success=True)
+    policy.memory.retriever.use(policy.library.index())
+    policy.reset_episode(PROMPT)
+    assert policy.wait_ready(WAIT_S)
+    seen, act = [], policy.engine.act
+    monkeypatch.setattr(policy.engine, 'act', lambda *args: seen.append(args) or act(*args))
+    assert policy.infer(look(seed=50, place=0)).report.path == 'library'
+    (_, _, slot, donors), = seen
+    assert len(set(donors)) == used and slot not in donors
+
+
 def test_without_a_library_the_previous_call_serves_and_before_it_nothing(load, look):
     policy = load()
     reports = [c.report for c in run(policy, [look(0, 0), look(1, 0), look(2, 0)])]

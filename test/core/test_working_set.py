@@ -70,3 +70,12 @@ def test_drop_forgets_a_reference_but_not_under_a_reader(full):
         assert IDS[0] in full.ready()
     full.drop(IDS[0])
     assert IDS[0] not in full.ready()
+
+
+def test_others_are_pinned_with_it_as_far_as_they_are_ready(full):
+    with full.reading(IDS[1], [IDS[4], IDS[0]]) as reading:
+        assert len(reading.donors) == 1 and reading.slot not in reading.donors
+        assert full.claim(IDS[3], [IDS[3]]) not in (reading.slot, *reading.donors)
+    with full.reading(IDS[5], [IDS[0]]) as reading:
+        assert reading is None
+    assert all(not slot.readers for slot in full._slots)

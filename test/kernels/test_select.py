@@ -31,7 +31,7 @@ def test_ties_go_to_the_lower_row_and_nan_counts_as_changed(device, slot, impl):
     x[7] = float('nan')
     index, inverse = select_tokens(x, reference, slot, 4, 2, impl=impl)
     assert index.tolist() == [2, 5, 6, 7, 9, 10]
-    assert inverse.tolist() == [-1, -1, 0, -1, -1, 1, 2, 3, -1, 4, 5]
+    assert inverse.tolist() == [-2, -2, 0, -2, -2, 1, 2, 3, -2, 4, 5]  # slot 1 has the others
 
 
 def test_many_nan_rows_stay_inside_the_index(device, slot):
@@ -45,6 +45,28 @@ def test_change_is_relative_to_the_reference(device, slot):
     reference[1, 0] = 100.0
     x = reference[1] + torch.tensor([[5.0], [1.0]], device=device)  # 5 % and 100 %
     assert select_tokens(x, reference, slot, 1, 0, impl='triton')[0].tolist() == [1]
+
+
+@pytest.mark.parametrize('impl', ['triton', 'reference'])
+def test_each_token_takes_the_reference_it_differs_least_from(device, impl):
+    reference = torch.ones(4, 5, 8, device=device)
+    x = torch.full((5, 8), 2.0, device=device)
+    reference[3, 0], reference[1, 1], reference[3, 2] = 2.0, 1.9, float('nan')
+    reference[:, 4] = float('nan')  # can be compared with none: recomputed first
+    slots = torch.tensor([2, 3, 1], dtype=torch.int32, device=device)
+    index, inverse = select_tokens(x, reference, slots, 2, 0, impl=impl)
+    assert index.tolist() == [2, 4]
+    assert inverse.tolist() == [-4, -2, 0, -3, 1]  # a tie goes to the first of the slots
+
+
+@pytest.mark.parametrize('count', [1, 2, 3, 5])
+def test_kernel_agrees_whatever_the_number_of_references(random, device, count):
+    reference = random(6, 40, 48)
+    x = reference[torch.arange(40, device=device) % 6, torch.arange(40, device=device)] + 0.1 * random(40, 48)
+    slots = torch.arange(5, 5 - count, -1, dtype=torch.int32, device=device)
+    for got, want in zip(select_tokens(x, reference, slots, 12, 0, impl='triton'),
+                         select_tokens_reference(x, reference, slots, 12, 0)):
+        assert torch.equal(got, want)
 
 
 def test_arena_views_with_any_slot_stride(random, slot):

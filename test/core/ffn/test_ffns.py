@@ -210,3 +210,32 @@ def test_a_sketch_compares_by_projected_inputs():
     ContextFFN(arena, 2, rows)(changed[None], torch.nn.Identity(), 0)
     assert rows[0].tolist() == [3, 40]
     assert shape.bytes_per_slot(4)['inputs'] == arena.x.numel() * 4
+
+
+def test_each_token_reuses_the_reference_it_resembles(model, arena):
+    """Two executions, each right about half of the scene: reusing everything from the better one for each token is
+    nearer to dense than from either alone."""
+    several = ReferenceArena(arena.shape, 2, torch.float32, 'cpu', donors=2)
+    left, right = prefix_of(20), prefix_of(21)
+    mixed = torch.cat([left[:, :T // 2], right[:, T // 2:]], 1)
+    for slot, prefix in enumerate((left, right)):
+        expand(model, several, slot, prefix)
+    dense = act(model, mixed, DenseFFN(), DenseFFN())
+
+    def error(slot, *others):
+        several.point_to(slot, others)
+        rows = []
+        actions = act(model, mixed, ContextFFN(several, 2, rows), DenseFFN())
+        assert rows[0].shape[0] == 2 + TEXT
+        return float((actions - dense).abs().mean())
+
+    assert error(0, 1) < min(error(0), error(1))
+    assert error(1, 0) == pytest.approx(error(0, 1), rel=1e-4)  # which one is first matters to the Action Cache only
+
+
+def test_pointing_fills_missing_donors_with_the_best(arena):
+    several = ReferenceArena(arena.shape, 5, torch.float32, 'cpu', donors=3)
+    several.point_to(4, (2,))
+    assert several.donors.tolist() == [4, 2, 4] and several.slot.tolist() == [4]
+    several.point_to(1, (3, 0, 2))
+    assert several.donors.tolist() == [1, 3, 0]
