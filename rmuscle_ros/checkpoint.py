@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from os.path import expanduser
 from typing import Any
 
 CORE = 'rmuscle_core'
@@ -12,20 +13,20 @@ CORE = 'rmuscle_core'
 def load_config(checkpoint: str) -> Any:
     """Read the checkpoint's ModelConfig, without its weights."""
     from rmuscle_core.model import load_config as load
-    return load(checkpoint)
+    return load(expanduser(checkpoint))
 
 
 def load_policy(checkpoint: str, settings: Any, library: str | None, device: str, cameras: tuple[str, ...],
                 joints: tuple[str, ...]) -> Any:
-    """Load a MusclePolicy; "auto" takes a CUDA device where there is one."""
+    """Load a MusclePolicy; "auto" takes a CUDA device where there is one. No shell expands ~ in a parameter file."""
     import torch
 
     from rmuscle_core.policy import MusclePolicy
     _log_to_ros()
     if device == 'auto':
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    return MusclePolicy.load(checkpoint, settings, library=library, device=device, cameras=cameras,
-                             joints=joints)
+    return MusclePolicy.load(expanduser(checkpoint), settings, library=library and expanduser(library), device=device,
+                             cameras=cameras, joints=joints)
 
 
 class _ToRos(logging.Handler):

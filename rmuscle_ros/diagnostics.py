@@ -44,6 +44,17 @@ def policy_entry(state: str, health: Health, worker: InferenceWorker, output: Ch
     return entry('policy', level, message, values, hardware)
 
 
+def command_entry(topic: str, publishers: int, subscribers: int, hardware: str) -> DiagnosticStatus:
+    """Who is at the two ends of the trajectories' topic; nothing else tells that a remapping was forgotten."""
+    level, message = OK, 'executed by a controller'
+    if not subscribers:
+        level, message = WARN, f'nobody subscribes to {topic}; remap joint_trajectory to /<controller>/joint_trajectory'
+    if publishers > 1:
+        level, message = WARN, f'{publishers} nodes publish on {topic}, and the robot follows the last; stop the others'
+    values = {'topic': topic, 'publishers': publishers, 'subscribers': subscribers}
+    return entry('joint trajectory', level, message, values, hardware)
+
+
 def cache_entry(status: Mapping[str, int], problems: list[str], health: Health, hardware: str) -> DiagnosticStatus:
     """The muscle memory: share of calls served by a reference, entries, slots; what is wrong with the library."""
     served = {path: status[f'served_{path}'] for path in ('library', 'previous_call', 'dense')}
@@ -54,7 +65,10 @@ def cache_entry(status: Mapping[str, int], problems: list[str], health: Health, 
     return entry('cache', WARN if problems else OK, problems[-1] if problems else message, values, hardware)
 
 
-def diagnostic_array(stamp: Time, entries: list[DiagnosticStatus]) -> DiagnosticArray:
+def diagnostic_array(stamp: Time, entries: list[DiagnosticStatus], namespace: str) -> DiagnosticArray:
+    """All cells of a site publish on one topic, so an entry's name begins with the namespace where there is one."""
+    for status in entries:
+        status.name = f'{namespace.strip("/")}/{status.name}'.lstrip('/')
     message = DiagnosticArray(status=entries)
     message.header.stamp = stamp
     return message

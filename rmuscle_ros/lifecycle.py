@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import time
 import traceback
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from rclpy.lifecycle import LifecycleNode, TransitionCallbackReturn
 from rmuscle_core.errors import DeviceError, RMuscleError
 
 LOG_PERIOD_S = 5.0
+NUMBER = re.compile(r'(?<![\w/])[-+]?\d[\d.]*')  # not one that belongs to a name, as in j1 or /camera0
 
 
 class RetryableLifecycleNode(LifecycleNode):
@@ -69,13 +71,14 @@ class RetryableLifecycleNode(LifecycleNode):
         """Log an exception and keep it as ``last_error``; callable from any thread.
 
         A refusal is one sentence; anything unforeseen comes with its traceback. The same complaint (up to its first
-        colon, where the topic stands) is logged once in LOG_PERIOD_S. ``in_full``: always, and with the traceback.
+        colon, where the topic stands, and whatever its numbers) is logged once in LOG_PERIOD_S. ``in_full``: always,
+        and with the traceback.
         """
         self.fatal = self.fatal or isinstance(error, DeviceError)
         foreseen = isinstance(error, RMuscleError)
         text = str(error) if foreseen else f'{type(error).__name__}: {error}'
         self.last_error = ' '.join(text.split())  # one line, for ~/status and /diagnostics
-        key, now = (where, self.last_error.partition(':')[0]), time.monotonic()
+        key, now = (where, NUMBER.sub('#', self.last_error.partition(':')[0])), time.monotonic()
         if not in_full and now - self._complained.get(key, -LOG_PERIOD_S) < LOG_PERIOD_S:
             return
         self._complained[key] = now

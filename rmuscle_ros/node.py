@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future as Work
 from typing import Any
 
-from diagnostic_msgs.msg import DiagnosticArray
+from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus
 from rclpy.clock import Clock, ClockType
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from std_msgs.msg import String
@@ -30,7 +30,7 @@ from rmuscle_ros.checkpoint import load_config, load_policy
 from rmuscle_ros.clock import NodeClock
 from rmuscle_ros.contract import Contract, check_action_mode, check_contract, check_topics, required
 from rmuscle_ros.device import DeviceDiagnostics
-from rmuscle_ros.diagnostics import ERROR, OK, cache_entry, diagnostic_array, entry, policy_entry
+from rmuscle_ros.diagnostics import ERROR, OK, cache_entry, command_entry, diagnostic_array, entry, policy_entry
 from rmuscle_ros.health import Health, status_message
 from rmuscle_ros.inputs import InputDiagnostics
 from rmuscle_ros.lifecycle import LOG_PERIOD_S, RetryableLifecycleNode, transition
@@ -103,6 +103,8 @@ class PolicyNode(RetryableLifecycleNode):
         self._units.check(self._buffer.measured(self._time.now_ns()))
         super().on_activate(state)
         self._device.activated()
+        if (ends := self._command_entry()).level != OK:
+            self.get_logger().warning(ends.message)
         if self._params.node_settings.autostart_episode:
             self.begin_episode()
             self.start_calls()
@@ -128,8 +130,9 @@ class PolicyNode(RetryableLifecycleNode):
     def _release(self) -> None:
         """Undo configure. Raises RMuscleError while a policy call does not return."""
         if self._worker is not None and not self._worker.close(JOIN_S):
-            raise RMuscleError(f'a policy call has been running for {self._worker.call_age_s():.1f} s; try again '
-                               'when it has returned')
+            age_s = self._worker.call_age_s()
+            raise RMuscleError(f'a policy call has been running for {age_s:.1f} s; try again when it has returned'
+                               if age_s else 'an episode is being prepared or saved; try again in some seconds')
         had_policy = self._policy is not None
         if had_policy:
             self._policy.close()
@@ -245,6 +248,7 @@ class PolicyNode(RetryableLifecycleNode):
         self._time.check()
         if self._worker is None:
             return
+        self._health.waiting_for = self._waiting_for(self._time.now_ns())
         if self._give_up and self._worker.running:
             self.get_logger().error(f'stopped after {FAILURES_TO_STOP} failed calls in a row, last: {self._give_up}; '
                                     '~/start tries again')
@@ -272,29 +276,34 @@ class PolicyNode(RetryableLifecycleNode):
         else:
             health, hardware = self._health, self._device.name
             entries = [*self._inputs.entries(self._time.now_ns(), self._params.node_settings.camera_rate_hz),
+                       self._command_entry(),
                        policy_entry(self.state_label, health, self._worker, self._output, self.last_error, hardware),
                        cache_entry(self._policy.status(), self._policy.problems, health, hardware),
                        self._device.entry()]
-        self._diagnostics.publish(diagnostic_array(self.get_clock().now().to_msg(), entries))
+        self._diagnostics.publish(diagnostic_array(self.get_clock().now().to_msg(), entries, self.get_namespace()))
+
+    def _command_entry(self) -> DiagnosticStatus:
+        return command_entry(*self._topics.ends('joint_trajectory'), self._device.name)
 
     # Inference thread ---
 
     def _prompt(self) -> str:
         return self._said or self._params.node_settings.prompt
 
+    def _waiting_for(self, now_ns: int) -> str:
+        if not now_ns:
+            return 'no /clock message yet'
+        return self._buffer.problem(now_ns) if self._prompt() else (
+            'no prompt; set the parameter or publish one on the topic')
+
     def _observe(self, not_before_ns: int) -> Snapshot | None:
         now_ns, prompt = self._time.now_ns(), self._prompt()
-        if not now_ns:
-            self._health.waiting_for = 'no /clock message yet'
-        elif not prompt:
-            self._health.waiting_for = 'no prompt; set the parameter or publish one on the topic'
-        else:
-            self._health.waiting_for = self._buffer.problem(now_ns)
-            self._asked = self._policy.settings  # what this call goes by, for its report
-            snapshot = self._buffer.take(prompt, now_ns, not_before_ns)
-            self._units.check(snapshot and snapshot.measured)
-            return snapshot
-        return None
+        if not now_ns or not prompt:
+            return None
+        self._asked = self._policy.settings  # what this call goes by, for its report
+        snapshot = self._buffer.take(prompt, now_ns, not_before_ns)
+        self._units.check(snapshot and snapshot.measured)
+        return snapshot
 
     def _leftover(self, snapshot: Snapshot) -> Leftover | None:
         return None if self._asked.rtc == 'off' else self._output.leftover(snapshot.stamp_ns, self._horizon)

@@ -34,6 +34,7 @@ class Topics:
         self._node = node
         self._entities: list[tuple[Callable, Any]] = []  # (how to destroy it, entity)
         self._expected: dict[str, tuple[str, str]] = {}  # topic -> its full name, the type subscribed
+        self._published: dict[str, str] = {}  # topic -> its full name
         self.incompatible: dict[str, str] = {}
         self.lost: Counter[str] = Counter()
 
@@ -42,6 +43,7 @@ class Topics:
         publisher = self._node.create_lifecycle_publisher(
             kind, topic, copy(qos), qos_overriding_options=QoSOverridingOptions.with_default_policies())
         self._entities.append((self._node.destroy_lifecycle_publisher, publisher))
+        self._published[topic] = publisher.topic_name
         return publisher
 
     def subscribe(self, kind: type, topic: str, qos: QoSProfile, callback: Callable) -> None:
@@ -74,10 +76,16 @@ class Topics:
         others = {info.topic_type for info in self._node.get_publishers_info_by_topic(name)} - {expected}
         return f'a publisher on {topic} sends {", ".join(sorted(others))}, expected {expected}' if others else ''
 
+    def ends(self, topic: str) -> tuple[str, int, int]:
+        """Full name of a topic published here, and how many publish and subscribe it, this node included."""
+        name = self._published[topic]
+        return name, self._node.count_publishers(name), self._node.count_subscribers(name)
+
     def close(self) -> None:
         """Destroy them all."""
         for destroy, entity in self._entities:
             destroy(entity)
         self._entities.clear()
         self._expected.clear()
+        self._published.clear()
         self.incompatible.clear()

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from conftest import EchoPolicy
 from test_node_calls import T0, Gate, S, answered, diagnosis
+from trajectory_msgs.msg import JointTrajectory
 
 from rmuscle.msg import NodeStatus
+from rmuscle_core.errors import ObservationError
 from rmuscle_core.observation import ActionChunk, CallReport
 from rmuscle_ros.health import Health
 
@@ -75,6 +77,47 @@ def test_the_heartbeat_says_what_is_waited_for_and_what_failed(sim):
     assert (gone.calls, gone.episode, gone.running) == (0, 0, False)
     assert bench.set(cameras=['base'])[0].successful and not bench.change('configure')
     assert 'wrist' in beat(bench, lambda s: s.last_error, 'the refusal').last_error
+
+
+def test_v07_the_heartbeat_names_what_is_missing_when_everything_falls_silent(sim):
+    """Then no sample comes that would have the node look."""
+    bench = sim()
+    bench.send(T0)
+    answered(bench)
+    bench.send_time(T0 + 3 * S)
+    assert '3.00 s old' in beat(bench, lambda s: s.waiting_for, 'the reason').waiting_for
+    bench.send(T0 + 3 * S)
+    answered(bench, 2)
+    assert beat(bench, lambda s: not s.waiting_for, 'its end').running
+
+
+def test_a_refusal_that_differs_only_in_numbers_is_logged_once(sim, capfd):
+    bench = sim(EchoPolicy(gate=lambda policy: np.full((16, 7), len(policy.seen), np.float32)), max_jump=[0.1])
+    for number in range(1, 6):
+        bench.send_time(T0 + number * S)
+        bench.send(T0 + number * S)
+        bench.until(lambda n=number: bench.node._output.refused['boundary'] == n, 'the refusal')
+    assert capfd.readouterr().err.count('more than max_jump') == 1
+
+
+def test_a_joint_with_a_number_in_its_name_complains_for_itself(bench, capfd):
+    for joint in ('j1', 'j2', 'j1'):
+        bench.node.complain(ObservationError(f'the chunk starts 0.3 from joint {joint}'), 'policy call')
+    assert capfd.readouterr().err.count('the chunk starts') == 2
+
+
+def test_trajectories_that_nobody_executes_or_somebody_else_sends_too_are_told(make_bench):
+    bench = make_bench()
+    assert bench.change('configure')
+    assert diagnosis(bench, 'joint trajectory', lambda s: s.level == b'\x00')
+    rival = bench.robot.create_publisher(JointTrajectory, 'joint_trajectory', 1)
+    assert '2 nodes publish' in diagnosis(bench, 'joint trajectory', lambda s: s.level == b'\x01').message
+    bench.robot.destroy_publisher(rival)
+    for subscription in list(bench.robot.subscriptions):
+        if subscription.topic_name.endswith('/joint_trajectory'):
+            bench.robot.destroy_subscription(subscription)
+    told = diagnosis(bench, 'joint trajectory', lambda s: 'nobody subscribes' in s.message)
+    assert told.level == b'\x01' and f'{bench.namespace}/joint_trajectory' in told.message
 
 
 class SlowPolicy(EchoPolicy):

@@ -159,6 +159,20 @@ def test_v24_cleanup_during_an_endless_call_is_refused_and_may_be_tried_again(ma
     assert bench.change('cleanup')
 
 
+def test_cleanup_while_an_episode_is_being_prepared_says_so(make_bench, monkeypatch):
+    monkeypatch.setattr('rmuscle_ros.node.JOIN_S', 0.05)
+    gate, entered, policy = threading.Event(), threading.Event(), EchoPolicy()
+    policy.wait_ready = lambda timeout_s: (entered.set(), gate.wait(20))
+    bench = make_bench(policy)
+    bench.activate()
+    bench.until(entered.is_set, 'the preparation')
+    assert bench.change('deactivate') and not bench.change('cleanup')
+    assert 'an episode is being prepared' in bench.node.last_error
+    gate.set()
+    bench.until(lambda: not bench.node._worker._busy, 'the end of the preparation')
+    assert bench.change('cleanup')
+
+
 def test_services_answer_in_any_state(bench):
     assert not bench.trigger('start').success
     assert not bench.trigger('reset_episode').success

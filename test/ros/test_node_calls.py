@@ -62,7 +62,8 @@ def diagnosis(bench, name, condition):
     found = []
 
     def keep(message):
-        found.extend(s for s in message.status if s.name == f'rmuscle: {name}' and condition(s))
+        wanted = f'{bench.namespace.strip("/")}/rmuscle: {name}'
+        found.extend(s for s in message.status if s.name == wanted and condition(s))
 
     subscription = bench.robot.create_subscription(DiagnosticArray, '/diagnostics', keep, 10)
     bench.until(lambda: found, f'diagnosis of {name}')

@@ -64,3 +64,12 @@ def test_unusable_library_is_reported_and_calls_run_dense(make_bench, checkpoint
     assert observe_until(bench, 'dense').library_entries == 0
     answer = bench.save(True)
     assert not answer.success and 'library' in answer.message
+
+
+def test_a_tilde_in_a_parameter_is_the_home_folder(make_bench, checkpoint, tmp_path, monkeypatch):
+    """No shell is between a parameter file and the node; the library would be made in a folder of that name."""
+    monkeypatch.setenv('HOME', str(tmp_path))
+    (tmp_path / 'policy').symlink_to(checkpoint)
+    bench = make_bench(real=True, checkpoint='~/policy', library='~/library', device='cpu', slots=4)
+    assert bench.change('configure'), bench.node.last_error
+    assert (tmp_path / 'library').is_dir()
