@@ -138,8 +138,8 @@ class MusclePolicy:
                 self._warn(self.processor.doubts(observation.state))
             watch.lap('process')
             embedded = self.actor.afford(lambda: self.engine.embed(inputs))
+            query = self._query(embedded, observation)  # waits for the device
             watch.lap('embed')
-            query = self._query(embedded, observation)
             recall = self.memory.recall(query, settings)
             watch.lap('retrieve')
             actions, report = self.actor.act(embedded, recall, settings)
@@ -254,10 +254,10 @@ class MusclePolicy:
         if running and running[-1].id.task != task_of(prompt):
             self.reset_episode(prompt)
 
-    def _warn(self, doubts: list[str]) -> None:
-        for doubt in doubts:
-            if doubt not in self._warned:
-                self._warned.add(doubt)
+    def _warn(self, doubts: dict[str, str]) -> None:
+        for subject, doubt in doubts.items():
+            if subject not in self._warned:
+                self._warned.add(subject)
                 log.warning(doubt)
 
     def _forget(self) -> None:

@@ -115,19 +115,22 @@ class Processor:
         """A raw state [S] in the middle of the training range, for warm-up without a robot."""
         return self.state.unnormalize(np.zeros(self.config.state_dim, np.float32))
 
-    def doubts(self, state: np.ndarray | None = None) -> list[str]:
-        """Sentences about what is allowed but probably wrong: dimensions that never moved, a state in other units.
+    def doubts(self, state: np.ndarray | None = None) -> dict[str, str]:
+        """What is allowed but probably wrong, a sentence each: dimensions that never moved, a state in other units.
+
+        The keys are the same whatever the values, to tell a doubt once.
 
         state: a first raw state [S]; a value beyond three training ranges from the middle is named.
         """
         still = self.state.narrow()
-        found = [f'{what} dimension {i} hardly moves in the training statistics: small offsets become huge values'
+        found = {f'{what} {i} still': f'{what} dimension {i} hardly moves in the training statistics: small offsets '
+                 'become huge values'
                  for what, normalizer in (('state', self.state), ('action', self.actions))
-                 for i in normalizer.narrow()]
+                 for i in normalizer.narrow()}
         comparable = state is not None and self.state.mode != 'IDENTITY'
         far = np.flatnonzero(np.abs(self.normalize_state(state)) > 6) if comparable else []
-        return found + [f'state dimension {i} is {state[i]:g}, far outside its training range: check its unit '
-                        '(degrees or radians) and the joint order' for i in far if i not in still]
+        return found | {f'state {i} far': f'state dimension {i} is {state[i]:g}, far outside its training range: check '
+                        'its unit (degrees or radians) and the joint order' for i in far if i not in still}
 
     def _checked_state(self, observation: Observation) -> np.ndarray:
         try:

@@ -230,8 +230,11 @@ def test_calls_without_a_camera_do_not_serve_each_other(load, look):
 def test_a_state_in_other_units_is_warned_about_once(load, look, caplog):
     policy = load()
     odd = replace(look(), state=look().state + np.array([57, 0, 0, 0, 0], np.float32))
-    run(policy, [odd, odd])
-    assert [r.message for r in caplog.records if 'radians' in r.message] == [policy.processor.doubts(odd.state)[0]]
+    for more in (0, 1):  # other values are no news
+        run(policy, [replace(odd, state=odd.state + np.float32(more))])
+        policy.reset_episode(PROMPT)
+    assert [r.message for r in caplog.records if 'radians' in r.message] == [
+        policy.processor.doubts(odd.state)['state 0 far']]
 
 
 def test_a_reference_stored_without_ranking_is_ranked_when_it_is_expanded(load, look, library):

@@ -157,9 +157,9 @@ def test_f05_i02_old_checkpoints_pad_the_state_in_the_prompt_and_have_darker_bar
 
 def test_doubts_name_a_state_in_other_units(written):
     processor = Processor.from_checkpoint(written, config())
-    assert processor.doubts(processor.neutral_state()) == []
+    assert processor.doubts(processor.neutral_state()) == {}
     degrees = processor.neutral_state() + np.array([0, 57, 0, 0, 0, 0, 0, 0], np.float32)
-    (doubt,) = processor.doubts(degrees)
+    (doubt,) = processor.doubts(degrees).values()
     assert 'dimension 1' in doubt and 'radians' in doubt
 
 

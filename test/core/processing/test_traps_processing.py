@@ -149,7 +149,7 @@ def test_i12_a_joint_that_hardly_moved_is_told_and_its_noise_bounded(directory):
     statistics['observation.state.q99'][2] = statistics['observation.state.q01'][2] + 1e-6
     save_file(statistics, path)
     made = processor(directory)
-    assert 'state dimension 2 hardly moves' in made.doubts()[0]
+    assert 'state dimension 2 hardly moves' in made.doubts()['state 2 still']
     state = made.neutral_state()
     state[2] += 1e-2
     assert np.abs(made.encode(looks(state=state)).state_normalized).max() <= 10
