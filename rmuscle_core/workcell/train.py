@@ -26,13 +26,12 @@ from rmuscle_core.workcell.objective import Objective
 from rmuscle_core.workcell.training_data import PromptWriter, TrainingData
 
 NORMALISATION = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
-LOCATE_WEIGHT = 0.5
 WARM_UP_STEPS, FINAL_RATE = 100, 0.02
 EMA_DECAY = 0.998
 
 
-def policy_config(demonstrations: Demonstrations, scale: float = 1.0, layers: int = 6,
-                  prefix_width: int = 192) -> ModelConfig:
+def policy_config(demonstrations: Demonstrations, scale: float = 1.0, layers: int = 6, prefix_width: int = 192,
+                  execute_steps: int = 12) -> ModelConfig:
     """pi0.5's proportions: one key/value head, prefix FFN 8 times and expert FFN 4 times the width.
 
     scale: multiplies the widths, for quick tests.
@@ -47,18 +46,18 @@ def policy_config(demonstrations: Demonstrations, scale: float = 1.0, layers: in
         kind='pi05', vision=vision, prefix=TransformerConfig(width, layers, 8 * width, 4, 1, width // 4),
         expert=TransformerConfig(sized(128), layers, 4 * sized(128), 4, 1, width // 4), vocab=ByteTokenizer.vocab,
         cameras=tuple(demonstrations.cameras.tolist()), state_dim=joints, action_dim=joints, chunk_size=16,
-        execute_steps=12, prompt_length=96)
+        execute_steps=execute_steps, prompt_length=96)
 
 
-def take_vision(model: VLA, directory: Path) -> None:
-    """Start from the vision tower of another checkpoint; its projection stays, when the prefix is as wide."""
-    other = load_model(directory)
-    if other.config.vision != model.config.vision:
-        raise RMuscleError(f'the vision tower of {directory} is {other.config.vision}, this one {model.config.vision}; '
-                           'train without --vision-from')
-    own = model.vision.state_dict()
-    fitting = {name: value for name, value in other.vision.state_dict().items() if value.shape == own[name].shape}
-    model.vision.load_state_dict({**own, **fitting})
+def take_weights(model: VLA, directory: Path, part: str = '') -> None:
+    """Start from the tensors of another checkpoint that fit by name and shape; ``part``: beginning of their names."""
+    own = model.state_dict()
+    fitting = {name: value for name, value in load_model(directory).state_dict().items()
+               if name.startswith(part) and name in own and own[name].shape == value.shape}
+    if not fitting:
+        raise RMuscleError(f'no tensor of {directory} has the name and shape of one of {part or "the model"}; '
+                           'train from scratch, or with the sizes that checkpoint has')
+    model.load_state_dict({**own, **fitting})
 
 
 class Trainer:
@@ -72,7 +71,9 @@ class Trainer:
         prompts = PromptWriter(str(demonstrations.task), config.action_dim, args.device)
         model = VLA(config)
         if args.vision_from:
-            take_vision(model, args.vision_from)
+            take_weights(model, args.vision_from, 'vision.')
+        if args.start:
+            take_weights(model, args.start)
         self.objective = Objective(model, prompts, self.data.landmark_scale.size).to(args.device)
         self.average = copy.deepcopy(self.objective).requires_grad_(False)
         self.rate = torch.zeros((), device=args.device)
@@ -97,8 +98,10 @@ class Trainer:
         """Learn to act, and keep seeing."""
         with self.precision():
             flow, seen = self.objective.losses(self._draw('demonstrated', self.args.batch), self.args.repeats)
-            looked = self.objective.look_loss(self._draw('located', self.args.batch))
-        return self._descend(flow + LOCATE_WEIGHT * (seen + looked))
+            if self.args.locate_weight:
+                looked = self.objective.look_loss(self._draw('located', self.args.batch))
+                flow = flow + self.args.locate_weight * (seen + looked)
+        return self._descend(flow)
 
     def _draw(self, kind: str, count: int):
         frames = getattr(self.data, kind)
@@ -210,6 +213,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help='bfloat16 matrix products')
     parser.add_argument('--scale', type=float, default=1.0, help='multiplies the widths of the model')
     parser.add_argument('--vision-from', type=Path, help='start from the vision tower of this checkpoint')
+    parser.add_argument('--start', type=Path, help='go on from this checkpoint')
+    parser.add_argument('--locate-weight', type=float, default=0.5, help='of the localisation losses beside acting')
+    parser.add_argument('--execute', type=int, default=12, help='commands of a chunk that a robot is to execute')
     parser.add_argument('--layers', type=int, default=6, help='of prefix and expert')
     parser.add_argument('--prefix-width', type=int, default=192, help='its FFN is 8 times as wide')
     parser.add_argument('--seed', type=int, default=0)
@@ -226,7 +232,7 @@ def run_train(args: argparse.Namespace) -> int:
         raise RMuscleError(f'{args.data} has {len(demonstrations.images)} frames and '
                            f'{len(demonstrations.located_images)} still frames, too few for batches of {args.batch}; '
                            'record more or lower --batch')
-    config = policy_config(demonstrations, args.scale, args.layers, args.prefix_width)
+    config = policy_config(demonstrations, args.scale, args.layers, args.prefix_width, args.execute)
     trainer = Trainer(demonstrations, config, args)
     size = sum(p.numel() for p in trainer.objective.model.parameters())
     print(f'{size / 1e6:.2f} M parameters, {len(trainer.data.demonstrated)} frames, loaded in '

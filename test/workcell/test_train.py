@@ -64,6 +64,21 @@ def test_the_checkpoint_holds_the_averaged_weights(run):
     assert any(not torch.equal(live[name], weight) for name, weight in trainer.average.model.named_parameters())
 
 
+def test_a_run_can_start_from_another_checkpoint_or_its_vision_alone(run):
+    directory, demonstrations, trainer = run
+    config = trainer.objective.model.config
+    for part in ('', 'vision.'):
+        model = train.VLA(config)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        train.take_weights(model, directory, part)
+        stored = dict(load_model(directory).named_parameters())
+        for name, weight in model.named_parameters():
+            source = stored if name.startswith(part) else before
+            assert torch.equal(weight, source[name]), name
+    with pytest.raises(RMuscleError, match='no tensor of .* has the name and shape of one of nose'):
+        train.take_weights(model, directory, 'nose')
+
+
 def test_padding_dimensions_cannot_reach_the_actions(run):
     directory, _, _ = run
     model = load_model(directory)
