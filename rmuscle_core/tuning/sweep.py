@@ -69,15 +69,15 @@ def sweep(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], grid: Grid,
     shape = len(grid.windows), len(grid.tokens), len(grid.neurons)
     errors, spent = np.zeros((len(calls), *shape)), np.zeros((len(calls), *shape))
     for i, call in enumerate(calls):
-        tried: dict[tuple[ReferenceId, bool], tuple[np.ndarray, np.ndarray]] = {}
+        tried: dict[tuple[tuple[ReferenceId, ...], bool], tuple[np.ndarray, np.ndarray]] = {}
         for w, match in enumerate(matches[i]):
             if match is None or match.similarity < policy.settings.min_similarity:
                 spent[i, w] = cost.of(CallPlan(), lambda call=call: policy.engine.act(call.embedded, CallPlan(), None))
                 continue
             action_cache = match.similarity >= policy.settings.action_similarity
-            key = match.id, action_cache
+            key = match.rivals[:policy.settings.token_references], action_cache
             if key not in tried:
-                tried[key] = _try_all(policy, call, match.id, action_cache, grid, executed, cost)
+                tried[key] = _try_all(policy, call, *key, grid, executed, cost)
             errors[i, w], spent[i, w] = tried[key]
         progress(i + 1, len(calls))
     similar = [[match.similarity if match else 0.0 for match in row] for row in matches]
@@ -111,10 +111,13 @@ def _match(policy: MusclePolicy, calls: Sequence[_Call], i: int, window: int) ->
     return retriever.match(call.key, call.states, wanted[:settings.slots], task, views)
 
 
-def _try_all(policy: MusclePolicy, call: _Call, identity: ReferenceId, action_cache: bool, grid: Grid, executed: int,
-             cost: _Cost) -> tuple[np.ndarray, np.ndarray]:
-    """Errors and milliseconds [tokens, neurons] of one call served by one reference."""
-    engine, reference = policy.engine, policy.library.load(identity)
+def _try_all(policy: MusclePolicy, call: _Call, references: Sequence[ReferenceId], action_cache: bool, grid: Grid,
+             executed: int, cost: _Cost) -> tuple[np.ndarray, np.ndarray]:
+    """Errors and milliseconds [tokens, neurons] of one call served by references, the best one first."""
+    engine, reference = policy.engine, policy.library.load(references[0])
+    donors = range(1, len(references))
+    for slot in donors:
+        engine.expand(policy.library.load(references[slot]), slot, None, CallPlan(), lambda: None)
     errors, spent = (np.zeros((len(grid.tokens), len(grid.neurons))) for _ in range(2))
     ranked = torch.from_numpy(reference.neurons.astype(np.int32))
     for n, neuron_ratio in enumerate(grid.neurons):
@@ -125,7 +128,7 @@ def _try_all(policy: MusclePolicy, call: _Call, identity: ReferenceId, action_ca
             plan = plan_of(policy, call.embedded, token_ratio, neuron_ratio if action_cache else 1.0)
             if t == 0:
                 engine.expand(reference, 0, ranked, plan, lambda: None)
-            work = lambda plan=plan: engine.act(call.embedded, plan, 0)  # noqa: E731
+            work = lambda plan=plan: engine.act(call.embedded, plan, 0, donors)  # noqa: E731
             actions, _ = work()
             moved = (actions - call.dense)[:executed, :policy.config.action_dim].abs().mean()
             errors[t, n], spent[t, n] = float(moved), cost.of(plan, work)
