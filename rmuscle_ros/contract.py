@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rclpy.exceptions import InvalidTopicNameException
+from rclpy.validate_topic_name import validate_topic_name
+
 from rmuscle_core.errors import CheckpointError, SettingsError
 from rmuscle_core.sensing.joints import JointMap
 from rmuscle_ros.params import NodeSettings, named
@@ -60,8 +63,13 @@ def check_contract(config: Any, options: NodeSettings) -> Contract:
 
 
 def check_topics(topics: Mapping[str, str]) -> None:
-    """Raise SettingsError for a camera's topic that carries no picture we can read."""
+    """Raise SettingsError for a camera's topic that is no name, or carries no picture we can read."""
     for camera, topic in topics.items():
+        try:
+            validate_topic_name(topic)
+        except InvalidTopicNameException as error:
+            raise SettingsError(f'image_topics.{camera} is {topic!r}, which is no topic name: {error}; a camera whose '
+                                f'own name is none needs an image_topics.{camera}') from error
         base, _, transport = topic.rpartition('/')
         if transport in UNREADABLE:
             raise SettingsError(f'image_topics.{camera} is {topic}, whose {transport} transport cannot be read; use '

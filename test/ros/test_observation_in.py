@@ -9,10 +9,10 @@ import threading
 
 import numpy as np
 import pytest
-from conftest import ARM7, EchoPolicy, sentinel, stamp_message
 from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from robot_bench import ARM7, EchoPolicy, sentinel, stamp_message
 from sensor_msgs.msg import CompressedImage, Image
 from std_msgs.msg import String
 from test_node_calls import DT, T0, S, answered, diagnosis
@@ -106,7 +106,9 @@ def test_v02_v03_unreadable_frame_is_counted_and_the_topic_named(sim, capfd):
     ({'cameras': ['base']}, ['camera wrist', 'masked_cameras']),
     ({'cameras': ['wrist', 'front']}, ['camera base', 'base, wrist']),
     ({'image_topics.wrist': '/c1/image_raw/compressedDepth'}, ['image_topics.wrist', 'compressedDepth', 'image_raw']),
-    ({'image_topics.base': '/c1/image_raw/ffmpeg'}, ['image_topics.base', 'ffmpeg'])])
+    ({'image_topics.base': '/c1/image_raw/ffmpeg'}, ['image_topics.base', 'ffmpeg']),
+    ({'image_topics.base': ''}, ['image_topics.base', 'must not be empty']),
+    ({'image_topics.wrist': 'wrist camera/image_raw'}, ['image_topics.wrist', 'no topic name'])])
 def test_v04_cameras_are_checked_before_the_weights_are_read(make_bench, parameters, words):
     bench = make_bench(**parameters)
     assert not bench.change('configure') and bench.state() == 'unconfigured' and bench.loaded == []
