@@ -155,7 +155,8 @@ def run(world: World, options: argparse.Namespace) -> dict[str, Any]:
     return {'seed': options.seed, 'simulated_minutes': round(simulated_s / 60, 2),
             'wall_minutes': round(wall_s / 60, 2), 'factor': round(simulated_s / wall_s, 2), 'kinds': len(recovered),
             'faults': sum(map(len, recovered.values())), 'trajectories': robot.accepted, 'holds': robot.holds,
-            'refused_while_the_clock_was_set': robot.excused, 'largest_step': round(robot.largest_step, 4),
+            'refused_while_the_clock_was_set': robot.excused, 'ended_on_the_way': robot.late,
+            'largest_step': round(robot.largest_step, 4),
             'recovery_s': {n: {'times': len(s), 'median': statistics.median(s), 'largest': max(s)}
                            for n, s in sorted(recovered.items()) if s},
             **found, 'violations': world.violations}

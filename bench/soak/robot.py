@@ -24,20 +24,22 @@ LIMIT = 1.8  # every joint, either way
 STEP = 0.15  # largest change within a control period
 SENSOR = 1e-4  # noise of the measured position
 TOLERANCE = 1e-3
+ON_THE_WAY_S = 0.25  # simulated, some tens of milliseconds of wall time: what a message may take to arrive
 AHEAD_S = 1.0  # no trajectory of this node begins later than now
 
 
 class Robot:
     """positions [S]: where it is. ``objections``: what was wrong with what came, one sentence each.
 
-    accepted, holds: trajectories executed, and those of one point. stale: trajectories that ended before they came.
+    accepted, holds: trajectories executed, and those of one point. late, excused: refused as a controller would,
+    because they ended on the way here, or because the clock had just been set.
     """
 
     def __init__(self, rate_hz: float, seed: int) -> None:
         self._period_s, self._noise = 1.0 / rate_hz, np.random.default_rng(seed)
         self.positions = np.array(HOME)
         self.objections: list[str] = []
-        self.accepted = self.holds = self.stale = self.excused = 0
+        self.accepted = self.holds = self.late = self.excused = 0
         self.largest_step = 0.0
         self._times, self._points = np.zeros(1), self.positions[None]
         self._allowed, self._unknown = STEP, False
@@ -52,11 +54,13 @@ class Robot:
         if start > now_s + AHEAD_S:
             reason = f'a trajectory begins {start - now_s:.2f} s ahead'
         if reason:
-            self.stale += 'ends in the past' in reason
+            end = start + seconds(message.points[-1].time_from_start) if message.points else start
+            late = 'ends in the past' in reason and now_s - end < ON_THE_WAY_S
+            self.late += late and not excuse
             self.excused += excuse
             self._unknown = True  # the node believes that this is executed, and joins the next one to it
-            if not excuse:
-                self.objections.append(reason)
+            if not (excuse or late):
+                self.objections.append(f'{reason} At {now_s:.2f}, its end is {end:.2f}')
             return
         points = np.array([point.positions for point in message.points])
         times = np.array([start + seconds(point.time_from_start) for point in message.points])

@@ -31,6 +31,7 @@ RATE_HZ = 12.5
 PERIOD_NS = round(1e9 / RATE_HZ)
 CAMERAS, PIXELS = ('top', 'left_wrist', 'right_wrist'), 64
 PATIENCE_S, REPEAT_S = 1.5, 0.25  # wall: how long the clock stands for an answer, after which a picture is sent again
+AGAIN = 40  # ticks, after which it stands again: the first answer may have come too late
 ANSWER_S = 90.0  # wall: within which a service must answer on a loaded machine
 EXCUSE_S = 2.0  # wall: how long after the clock was set, or the node was held up, its clock may be another
 RELIABLE = QoSProfile(depth=50, reliability=ReliabilityPolicy.RELIABLE)
@@ -111,9 +112,9 @@ class World:
         if self.process.ended and not self.expected_end:
             self.expected_end = True
             raise Violated(f'the node ended by itself with code {self.process.code(1.0)}')
-        if idle and not self._waited:
+        if idle and (not self._waited or self._ticks % AGAIN == 0):
             self._await()
-        self._next_tick = max(self._next_tick + PERIOD_NS / 1e9 / self._factor, time.monotonic() - 0.5)
+        self._next_tick = max(self._next_tick + PERIOD_NS / 1e9 / self._factor, time.monotonic() - 0.05)
         time.sleep(max(0.0, self._next_tick - time.monotonic()))
 
     def advance(self, seconds: float) -> None:
