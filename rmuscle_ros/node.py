@@ -81,8 +81,6 @@ class PolicyNode(RetryableLifecycleNode):
         self.get_logger().info(f'parameters: {self._params.changed_from_default()}')
         required(options)
         self._params.declare_topics()
-        if unknown := self._params.unknown():
-            self.get_logger().warning(f'not parameters of this node, so ignored: {", ".join(unknown)}')
         contract = check_contract(self._load_config(options.checkpoint), options)
         check_topics({camera: self._params.topic(camera) for camera in contract.cameras})
         try:
@@ -172,6 +170,8 @@ class PolicyNode(RetryableLifecycleNode):
         self.get_logger().info(f'cameras: {cameras}; joints in order:\n{contract.joints.table()}')
         if contract.ignored:
             self.get_logger().warning(f'the checkpoint has no camera {", ".join(contract.ignored)}: not subscribed')
+        if unknown := self._params.unknown():  # by now the topics have declared their qos_overrides
+            self.get_logger().warning(f'not parameters of this node, so ignored: {", ".join(unknown)}')
         for problem in self._policy.problems:
             self.get_logger().warning(problem)
 

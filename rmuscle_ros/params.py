@@ -182,7 +182,7 @@ class NodeParameters:
     def unknown(self) -> list[str]:
         """Names given at start that no parameter bears: misspelled, or meant for another node of a shared file."""
         given = getattr(self._node, '_parameter_overrides', {})  # rclpy has no public way to them
-        return [n for n in given if not self._node.has_parameter(n) and not n.startswith('qos_overrides.')]
+        return [n for n in given if not self._node.has_parameter(n)]
 
     def _given(self, name: str) -> Any:
         # Declared without a type first: a double given as an integer would otherwise end the process with a traceback.

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValueException
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
 from rclpy.qos_overriding_options import QoSOverridingOptions
+
+from rmuscle_core.errors import SettingsError
 
 if TYPE_CHECKING:
     from rmuscle_ros.lifecycle import RetryableLifecycleNode
@@ -20,6 +24,16 @@ REPORT = QoSProfile(depth=10, reliability=ReliabilityPolicy.RELIABLE)
 IMAGE = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)  # best effort accepts any publisher
 JOINTS = QoSProfile(depth=5, reliability=ReliabilityPolicy.BEST_EFFORT)
 PROMPT = QoSProfile(depth=1, reliability=ReliabilityPolicy.RELIABLE, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+
+
+@contextmanager
+def _overridden(topic: str) -> Iterator[None]:
+    """What the middleware refuses while a topic is made is the user's: the rest of its profile is ours."""
+    try:
+        yield
+    except (InvalidParameterTypeException, InvalidParameterValueException, RuntimeError) as error:
+        raise SettingsError(f'{topic} cannot be made with its qos_overrides: {error}; config/qos.yaml is an example'
+                            ) from error
 
 
 class Topics:
@@ -40,8 +54,9 @@ class Topics:
 
     def publisher(self, kind: type, topic: str, qos: QoSProfile) -> Any:
         """A publisher that is silent while the node is not active."""
-        publisher = self._node.create_lifecycle_publisher(
-            kind, topic, copy(qos), qos_overriding_options=QoSOverridingOptions.with_default_policies())
+        with _overridden(topic):
+            publisher = self._node.create_lifecycle_publisher(
+                kind, topic, copy(qos), qos_overriding_options=QoSOverridingOptions.with_default_policies())
         self._entities.append((self._node.destroy_lifecycle_publisher, publisher))
         self._published[topic] = publisher.topic_name
         return publisher
@@ -64,9 +79,10 @@ class Topics:
 
         events = SubscriptionEventCallbacks(incompatible_qos=self._node.guarded(incompatible),
                                             message_lost=self._node.guarded(lost))
-        subscription = self._node.create_subscription(
-            kind, topic, self._node.guarded(callback), copy(qos), event_callbacks=events,
-            qos_overriding_options=QoSOverridingOptions.with_default_policies())
+        with _overridden(topic):
+            subscription = self._node.create_subscription(
+                kind, topic, self._node.guarded(callback), copy(qos), event_callbacks=events,
+                qos_overriding_options=QoSOverridingOptions.with_default_policies())
         self._entities.append((self._node.destroy_subscription, subscription))
         self._expected[topic] = subscription.topic_name, f'{kind.__module__.partition(".")[0]}/msg/{kind.__name__}'
 

@@ -223,3 +223,21 @@ def test_v26_a_misspelled_name_is_told(make_bench, capfd):
     assert bench.change('configure')
     said = capfd.readouterr().err
     assert 'ignored: max_agee_s, image_topics.front' in said or 'ignored: image_topics.front, max_agee_s' in said
+
+
+def test_v26_a_qos_override_of_no_topic_of_ours_is_told(make_bench, capfd):
+    """The names of topics in overrides are the resolved ones, which is easily forgotten in a namespace."""
+    fits, lost = (f'qos_overrides.{topic}.subscription.depth' for topic in ('/names/joint_states', '/joint_states'))
+    bench = make_bench(namespace='/names', **{fits: 9, lost: 9})
+    assert bench.change('configure')
+    said = capfd.readouterr().err
+    assert f'ignored: {lost}' in said and fits not in said.partition('ignored: ')[2]
+
+
+@pytest.mark.parametrize(('name', 'value'), [
+    ('joint_states.subscription.reliability', 'sometimes'), ('joint_trajectory.publisher.depth', -1),
+    ('joint_states.subscription.depth', 'ten')])
+def test_a_qos_override_that_cannot_be_is_one_sentence(make_bench, name, value):
+    bench = make_bench(namespace='/odd', **{f'qos_overrides./odd/{name}': value})
+    assert not bench.change('configure') and bench.state() == 'unconfigured' and bench.policy.closed
+    assert bench.node.last_error.startswith(f'{name.partition(".")[0]} cannot be made with its qos_overrides: ')
