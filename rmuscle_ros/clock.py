@@ -45,10 +45,6 @@ class NodeClock:
         if offset_ns is not None and abs(self._offset_ns - offset_ns) > STEP_NS:
             self._moved((self._offset_ns - offset_ns) / 1e9)
 
-    def close(self) -> None:
-        """Stop watching."""
-        self._watch.unregister()
-
     def _jumps(self) -> None:
         self._before_ns = self.now_ns()
 

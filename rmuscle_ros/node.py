@@ -104,7 +104,7 @@ class PolicyNode(RetryableLifecycleNode):
         if (ends := self._command_entry()).level != OK:
             self.get_logger().warning(ends.message)
         if self._params.node_settings.autostart_episode:
-            self.begin_episode()
+            self.begin_episode().add_done_callback(self._began)
             self.start_calls()
 
     @transition
@@ -195,13 +195,14 @@ class PolicyNode(RetryableLifecycleNode):
 
     def _moved_back(self, reason: str) -> None:
         if self._worker is not None:
-            self.get_logger().warning(f'{reason}: a new episode begins')
+            self.get_logger().warning(f'{reason}: a new episode begins', throttle_duration_sec=LOG_PERIOD_S)
             self._output.forget()
-            self.begin_episode()
+            self.begin_episode().add_done_callback(self._began)
 
     def _moved_ahead(self, reason: str) -> None:
         if self._worker is not None:
-            self.get_logger().warning(f'{reason}: samples and answers from before it are dropped')  # samples by age
+            self.get_logger().warning(f'{reason}: samples and answers from before it are dropped',  # samples by age
+                                      throttle_duration_sec=LOG_PERIOD_S)
             self._worker.abandon_call()
 
     @property
@@ -216,6 +217,10 @@ class PolicyNode(RetryableLifecycleNode):
         self._buffer.clear()
         self._output.restart()
         return self._worker.reset(self._prompt())
+
+    def _began(self, work: Work) -> None:
+        if not work.cancelled() and (error := work.exception()):  # nobody asked for it, so nobody is answered
+            self.complain(error, 'a new episode')
 
     def save_episode(self, success: bool) -> Work:
         """Write the episode to the library; the future's result is its file, or another future of it."""

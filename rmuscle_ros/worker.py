@@ -38,6 +38,7 @@ class InferenceWorker:
         self._tasks: deque[tuple[Callable[[], Any], Future]] = deque()
         self._running = self._closing = self._news = self._busy = False
         self._epoch = self._not_before_ns = 0
+        self._waiting_reset: tuple[str, Future] | None = None  # prompt; while its task has not begun
         self._call_since: float | None = None
         self.calls = self.discarded = 0
         self._thread = threading.Thread(target=self._run, name='inference', daemon=True)
@@ -68,16 +69,22 @@ class InferenceWorker:
     def reset(self, prompt: str) -> Future:
         """Begin a new episode: the call in flight is dropped, the next may use any observation.
 
-        The future is done when the references that the first call may need are expanded, or after READY_S.
+        The future is done when the references that the first call may need are expanded, or after READY_S. Of several
+        that wait for the thread one is carried out, with the last prompt: a clock that two nodes publish asks for
+        hundreds in a second.
         """
         def begin() -> None:
-            self._policy.reset_episode(prompt)
+            with self._changed:
+                (asked, _), self._waiting_reset = self._waiting_reset, None
+            self._policy.reset_episode(asked)
             self._policy.wait_ready(READY_S)
 
         with self._changed:
             self._epoch += 1
             self._not_before_ns = 0
-        return self.submit(begin)
+            future = self._waiting_reset[1] if self._waiting_reset else self.submit(begin)
+            self._waiting_reset = prompt, future
+        return future
 
     def submit(self, task: Callable[[], Any]) -> Future:
         """Run a task on the inference thread, between two calls; the future holds its result."""
