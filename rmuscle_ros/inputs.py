@@ -27,7 +27,7 @@ class InputDiagnostics:
         found.append(self._joints(now_ns))
         known = {self._buffer.samples.topic, *(stream.topic for stream in self._buffer.streams.values())}
         return found + [entry(topic, WARN, text, {'topic': topic}, self._hardware)
-                        for topic, text in self._topics.incompatible.items() if topic not in known]
+                        for topic, text in self._topics.misfits().items() if topic not in known]
 
     def _camera(self, camera: str, now_ns: int, expected_hz: float) -> DiagnosticStatus:
         stream, sample = self._buffer.streams[camera], self._buffer.streams[camera].latest
@@ -53,7 +53,7 @@ class InputDiagnostics:
 
     def _level(self, camera: str | None, topic: str, now_ns: int) -> tuple[bytes, str]:
         problem = self._buffer.source_problem(camera, now_ns)
-        misfit = self._topics.incompatible.get(topic)
+        misfit = self._topics.misfits().get(topic)
         if misfit:
             return (ERROR if problem else WARN), misfit  # another publisher may feed the topic all the same
         if math.isinf(self._buffer.ages_s(camera, now_ns)[0]):

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from rclpy.event_handler import SubscriptionEventCallbacks
 from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValueException
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy, qos_policy_name_from_kind
+from rclpy.qos import (
+    DurabilityPolicy,
+    QoSCompatibility,
+    QoSProfile,
+    ReliabilityPolicy,
+    qos_check_compatible,
+    qos_policy_name_from_kind,
+)
 from rclpy.qos_overriding_options import QoSOverridingOptions
 
 from rmuscle_core.errors import SettingsError
@@ -40,16 +47,15 @@ class Topics:
     """Publishers and subscriptions that configure makes and cleanup destroys.
 
     A profile is copied, as rclpy writes what parameters override into the one it gets.
-    ``incompatible`` maps a topic to what its publisher offers otherwise than asked; ``lost`` counts the messages that
-    the middleware reports lost on the way.
+    ``lost`` counts the messages that the middleware reports lost on the way.
     """
 
     def __init__(self, node: RetryableLifecycleNode):
         self._node = node
         self._entities: list[tuple[Callable, Any]] = []  # (how to destroy it, entity)
-        self._expected: dict[str, tuple[str, str]] = {}  # topic -> its full name, the type subscribed
+        self._expected: dict[str, tuple[Any, str]] = {}  # topic -> its subscription, the type subscribed
         self._published: dict[str, str] = {}  # topic -> its full name
-        self.incompatible: dict[str, str] = {}
+        self._incompatible: dict[str, str] = {}  # topic -> what a publisher offered otherwise than asked
         self.lost: Counter[str] = Counter()
 
     def publisher(self, kind: type, topic: str, qos: QoSProfile) -> Any:
@@ -71,7 +77,7 @@ class Topics:
             others = sorted({getattr(value, 'name', str(value)) for value in offered if value != asked})
             text = (f'a publisher on {topic} offers {policy} {", ".join(others) or "otherwise"}, asked for is '
                     f'{getattr(asked, "name", asked)}; see qos_overrides')
-            self.incompatible[topic] = text
+            self._incompatible[topic] = text
             self._node.get_logger().warning(text)
 
         def lost(event: Any) -> None:
@@ -84,12 +90,21 @@ class Topics:
                 kind, topic, self._node.guarded(callback), copy(qos), event_callbacks=events,
                 qos_overriding_options=QoSOverridingOptions.with_default_policies())
         self._entities.append((self._node.destroy_subscription, subscription))
-        self._expected[topic] = subscription.topic_name, f'{kind.__module__.partition(".")[0]}/msg/{kind.__name__}'
+        self._expected[topic] = subscription, f'{kind.__module__.partition(".")[0]}/msg/{kind.__name__}'
+
+    def misfits(self) -> dict[str, str]:
+        """Topics with a publisher that offers another QoS than asked, and what; those that went are left out."""
+        def unfit(subscription: Any) -> bool:
+            offered = self._node.get_publishers_info_by_topic(subscription.topic_name)
+            return any(qos_check_compatible(info.qos_profile, subscription.qos_profile)[0] == QoSCompatibility.ERROR
+                       for info in offered)
+        return {topic: text for topic, text in self._incompatible.items() if unfit(self._expected[topic][0])}
 
     def foreign(self, topic: str) -> str:
         """What other type a topic's publishers send, empty if none; the middleware keeps silent about it."""
-        name, expected = self._expected[topic]
-        others = {info.topic_type for info in self._node.get_publishers_info_by_topic(name)} - {expected}
+        subscription, expected = self._expected[topic]
+        others = {info.topic_type for info in self._node.get_publishers_info_by_topic(subscription.topic_name)}
+        others -= {expected}
         return f'a publisher on {topic} sends {", ".join(sorted(others))}, expected {expected}' if others else ''
 
     def ends(self, topic: str) -> tuple[str, int, int]:
@@ -104,4 +119,4 @@ class Topics:
         self._entities.clear()
         self._expected.clear()
         self._published.clear()
-        self.incompatible.clear()
+        self._incompatible.clear()

@@ -145,7 +145,7 @@ def test_v06_reliability_mismatch_is_named(make_bench, capfd):
     for publisher in bench.images.values():
         bench.robot.destroy_publisher(publisher)
     lossy = QoSProfile(depth=1, reliability=ReliabilityPolicy.BEST_EFFORT)
-    bench.robot.create_publisher(Image, 'base/image_raw', lossy)
+    driver = bench.robot.create_publisher(Image, 'base/image_raw', lossy)
     assert bench.change('configure')
     found = diagnosis(bench, 'camera base', lambda s: s.level == b'\x02')
     assert 'RELIABILITY' in found.message and 'base/image_raw' in found.message
@@ -155,6 +155,8 @@ def test_v06_reliability_mismatch_is_named(make_bench, capfd):
     bench.until(lambda: (bench.send_image('base', bench.now_ns()), bench.node._buffer.streams['base'].frames)[1],
                 'a frame of a publisher that fits')
     assert 'RELIABILITY' in diagnosis(bench, 'camera base', lambda s: s.level == b'\x01').message
+    bench.robot.destroy_publisher(driver)
+    assert diagnosis(bench, 'camera base', lambda s: s.level == b'\x00').message == 'fresh'
 
 
 def test_v06_publisher_of_another_type_is_named(make_bench):
