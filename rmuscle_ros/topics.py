@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from rclpy.event_handler import SubscriptionEventCallbacks
+from rclpy.event_handler import SubscriptionEventCallbacks, UnsupportedEventTypeError
 from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValueException
 from rclpy.qos import (
     DurabilityPolicy,
@@ -83,12 +83,17 @@ class Topics:
         def lost(event: Any) -> None:
             self.lost[topic] += event.total_count_change
 
-        events = SubscriptionEventCallbacks(incompatible_qos=self._node.guarded(incompatible),
-                                            message_lost=self._node.guarded(lost))
-        with _overridden(topic):
-            subscription = self._node.create_subscription(
-                kind, topic, self._node.guarded(callback), copy(qos), event_callbacks=events,
+        def create(**events: Callable) -> Any:
+            return self._node.create_subscription(
+                kind, topic, self._node.guarded(callback), copy(qos), event_callbacks=SubscriptionEventCallbacks(
+                    incompatible_qos=self._node.guarded(incompatible), **events),
                 qos_overriding_options=QoSOverridingOptions.with_default_policies())
+
+        with _overridden(topic):
+            try:
+                subscription = create(message_lost=self._node.guarded(lost))
+            except UnsupportedEventTypeError:
+                subscription = create()  # not every middleware counts what it loses
         self._entities.append((self._node.destroy_subscription, subscription))
         self._expected[topic] = subscription, f'{kind.__module__.partition(".")[0]}/msg/{kind.__name__}'
 

@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from rclpy import event_handler
 from rclpy.context import Context
 from rclpy.node import Node
 from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
@@ -184,6 +185,17 @@ def test_v06_prompt_that_cannot_arrive_is_named(make_bench):
     assert bench.change('configure')
     found = diagnosis(bench, 'prompt', lambda s: s.level == b'\x01')
     assert 'offers DURABILITY VOLATILE, asked for is TRANSIENT_LOCAL' in found.message
+
+
+def test_a_middleware_that_does_not_count_lost_messages_will_do(bench, monkeypatch):
+    def without(*, event_type, **arguments):
+        if event_type == event_handler.QoSSubscriptionEventType.RCL_SUBSCRIPTION_MESSAGE_LOST:
+            raise event_handler.UnsupportedEventTypeError('not by this one')
+        return EventHandler(event_type=event_type, **arguments)
+
+    EventHandler = event_handler.EventHandler
+    monkeypatch.setattr(event_handler, 'EventHandler', without)
+    assert bench.change('configure'), bench.node.last_error
 
 
 def test_v06_depth_can_be_overridden(make_bench):
