@@ -92,8 +92,8 @@ class ChunkPublisher:
         self._consumed = ConsumedSteps()
         self.commanding = False  # a trajectory of ours may still be running
         self.refused: Counter[str] = Counter()
-        self.nonfinite_in_a_row = self.calls = self.published = self.trimmed = self.clamped = self.capped = 0
-        self.latency_s = self.total_ms = NAN
+        self.calls = self.published = self.trimmed = self.clamped = self.capped = 0
+        self.latency_s = NAN
 
     def restart(self) -> None:
         """The next chunk continues nothing; where the robot is still moving by our last one, it joins that."""
@@ -125,11 +125,10 @@ class ChunkPublisher:
             planned = self._plan(chunk, snapshot, now_ns, realtime)
         except ChunkRefused as refusal:
             self.refused[refusal.kind] += 1
-            self.nonfinite_in_a_row = self.nonfinite_in_a_row + 1 if refusal.kind == 'nonfinite' else 0
             raise
         trajectory, names = planned.trajectory, self._joints.names
         self._trajectories.publish(trajectory_message(trajectory))
-        self._note(planned, chunk.report, now_ns)
+        self._note(planned, now_ns)
         observed_ns, rate_hz = snapshot.stamp_ns, self._options.control_rate_hz
         self._chunks.publish(chunk_message(chunk, observed_ns, names, rate_hz, self._execute_steps, self.calls))
         self._cache.publish(cache_message(chunk.report, settings, status, observed_ns, self.calls, self.latency_s))
@@ -172,14 +171,13 @@ class ChunkPublisher:
         sent = self._sent
         return sent if sent is not None and sent.stamp_ns <= now_ns < sent.end_ns + SETTLED_NS else None
 
-    def _note(self, planned: Planned, report: CallReport, now_ns: int) -> None:
+    def _note(self, planned: Planned, now_ns: int) -> None:
         trajectory, now = planned.trajectory, time.monotonic()
         self.latency_s = NAN if self._ends_at is None else max(0.0, now - self._ends_at)
         self._consumed.note(planned.trimmed)
         self._sent = trajectory
         self._previous, self._ends_at = trajectory, now + (trajectory.end_ns - now_ns) / 1e9
-        self.commanding, self.nonfinite_in_a_row, self.published = True, 0, self.published + 1
+        self.commanding, self.published = True, self.published + 1
         self.trimmed += planned.trimmed
         self.clamped += planned.clamped
         self.capped += planned.capped
-        self.total_ms = report.milliseconds.get('total', NAN)
