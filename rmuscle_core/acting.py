@@ -35,20 +35,29 @@ class Actor:
                             neurons=self.config.expert.mlp)
         actions, plan = None, CallPlan()
         if recall.match:
-            actions, plan = self._act_cached(embedded, recall.match, settings, report)
+            actions, plan = self._act_cached(embedded, recall, settings, report)
         poisoned = actions is not None and not torch.isfinite(actions).all()
         if actions is None or poisoned:
             report.path, plan = 'dense', CallPlan()
             actions, report.milliseconds = self.afford(lambda: self.engine.act(embedded, plan, None))
         if poisoned and torch.isfinite(actions).all():  # else it is not the reference's fault
-            for used in (recall.match.id, *_donors(recall.match, settings)):  # any of them
-                self.memory.quarantine(used, 'a call that used it gave a non-finite action')
+            for broken in self._broken(recall):
+                self.memory.quarantine(broken, 'a call that used it gave a non-finite action')
             report.reason += ' and is out of use'
         if report.path != 'dense':
             report.reference, report.similarity = str(recall.match.id), recall.match.similarity
         report.tokens_recomputed = embedded.tokens if plan.tokens is None else plan.tokens
         report.neurons_evaluated = plan.mean_neurons(report.neurons, self.config.steps, settings.group_size)
         return actions, report
+
+    def _broken(self, recall: Recall) -> list[ReferenceId]:
+        """Which of a call's references hold a number that is none; the matched one if all look sound."""
+        broken = []
+        for reference in (recall.match.id, *recall.donors):
+            with self.memory.working_set.reading(reference) as reading:
+                if reading and not self.engine.arena.sound(reading.slot):
+                    broken.append(reference)
+        return broken or [recall.match.id]
 
     def afford(self, work: Callable[[], Computed]) -> Computed:
         """Do dense work; when memory runs out, once more with half the working set.
@@ -69,12 +78,13 @@ class Actor:
             raise RMuscleError(f'{self.engine.device} has no memory for a dense call ({first_line(error)}), though '
                                f'only {len(self.memory.working_set)} reference slots are left; free memory') from error
 
-    def _act_cached(self, embedded: Embedded, match: Match, settings: Settings,
+    def _act_cached(self, embedded: Embedded, recall: Recall, settings: Settings,
                     report: CallReport) -> tuple[torch.Tensor | None, CallPlan]:
         """Actions by the reference and the plan that made them; None, with why in the report, if it cannot serve."""
+        match = recall.match
         plan, actions = plan_call(settings, self.config, embedded.tokens, embedded.text), None
         try:
-            with self.memory.working_set.reading(match.id, _donors(match, settings)) as reading:
+            with self.memory.working_set.reading(match.id, recall.donors) as reading:
                 if reading is None:
                     report.reason = f'{match.id} was replaced while it was matched'
                     return None, plan
@@ -92,11 +102,6 @@ class Actor:
         elif not torch.isfinite(actions).all():
             report.reason = f'{match.id} led to a non-finite action'
         return actions, plan
-
-
-def _donors(match: Match, settings: Settings) -> tuple[ReferenceId, ...]:
-    """References beside the matched one whose outputs tokens may reuse: the best call of each of the next episodes."""
-    return match.rivals[1:settings.token_references]
 
 
 def _no_action_cache(plan: CallPlan, match: Match, reading: Reading, settings: Settings) -> str:

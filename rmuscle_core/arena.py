@@ -71,6 +71,11 @@ class ReferenceArena:
         for place, other in enumerate(chosen[1:], 1):
             self.donors[place].fill_(other)
 
+    def sound(self, slot: int) -> bool:
+        """Whether every number in a slot is finite; waits for the device."""
+        parts = [part[slot] for part in (self.x, self.y, self.residual) if part is not None]
+        return all(bool(torch.isfinite(part).all()) for part in parts)
+
     def hold(self, slots: int) -> None:
         """Have room for this many references, all empty; what was held is given up before anything is allocated."""
         shape, make = self.shape, self._make

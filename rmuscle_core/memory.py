@@ -16,7 +16,7 @@ from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.faults import device_failed, out_of_memory
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.lane import go_on
-from rmuscle_core.engine.plan import plan_call
+from rmuscle_core.engine.plan import CallPlan, plan_call
 from rmuscle_core.errors import EpisodeError, LibraryError
 from rmuscle_core.ffn import Interrupted
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId
@@ -45,11 +45,15 @@ class Query:
 
 @dataclass(frozen=True)
 class Recall:
-    """Outcome of the fallback ladder: the path that may serve this call, the reason, and the reference if any."""
+    """Outcome of the fallback ladder: the path that may serve this call, the reason, and the reference if any.
+
+    donors: further references whose prefix outputs tokens may reuse, most useful first.
+    """
 
     path: str
     reason: str
     match: Match | None = None
+    donors: tuple[ReferenceId, ...] = ()
 
 
 class MuscleMemory:
@@ -69,6 +73,7 @@ class MuscleMemory:
         self._ranked: dict[ReferenceId, np.ndarray] = {}  # of the running episode, so that saving need not rank again
         self.quarantined: dict[ReferenceId, str] = {}  # either thread adds single entries
         self.out_of_memory = 0
+        self._library_serves = False  # the library has candidates for the next call
         self._short = False  # an expansion found no memory; nothing is expanded until the inference thread shrinks
         self.reconstructor = Reconstructor(self._expand)
 
@@ -94,14 +99,18 @@ class MuscleMemory:
         self.retriever.settings = settings
         ready = self.working_set.ready()
         own = {r.id for r in self.episode}
+        previous = self.episode[-1] if self.episode else None
+        if previous and (previous.id not in ready or previous.views != query.views):
+            previous = None
         if settings.reference_source == 'library':
             stored = [r for r in ready if r not in own]
             match = self.retriever.match(query.key, query.states, stored, query.task, query.views)
             if match:
                 self.library.used(match.id)
-                return Recall('library', f'most similar of {len(stored)} ready', match)
-        previous = self.episode[-1] if self.episode else None
-        if previous and previous.id in ready and previous.views == query.views:
+                # The call before has this day's light and this episode's object: what stood still comes from there.
+                donors = (*([previous.id] if previous else ()), *match.rivals[1:])[:settings.token_references - 1]
+                return Recall('library', f'most similar of {len(stored)} ready', match, donors)
+        if previous:
             match = self.retriever.compare(query.key, query.states, previous)
             if match.similarity >= settings.min_similarity:
                 why = ('no library reference was similar enough or ready' if settings.reference_source == 'library'
@@ -134,8 +143,9 @@ class MuscleMemory:
                 wanted += self.retriever.candidates(nearest, query.task, query.views)
             else:
                 wanted += self.retriever.ahead(query.key, query.states, expected, query.task, query.views)
+        self._library_serves = bool(wanted)
         if settings.mode != 'dense' and settings.reference_source != 'none' and self.episode:
-            wanted.append(self.episode[-1].id)
+            wanted.insert(1, self.episode[-1].id)
         self.reconstructor.open_interval(wanted, seconds, settings.budget, spare)
 
     def begin_episode(self, task: str, views: tuple[str, ...], settings: Settings) -> None:
@@ -243,6 +253,8 @@ class MuscleMemory:
         settings, config, shape, working_set = (self.settings, self.engine.model.config, self.engine.arena.shape,
                                                 self.working_set)
         plan = plan_call(settings, config, shape.tokens, 0)
+        if self._library_serves and plan.tokens is not None and identity.episode.startswith(RUNNING):
+            plan = CallPlan(plan.tokens)  # it gives tokens; for the Action Cache there are better ones
         residual_neurons = plan.neurons if plan.stored_residual or plan.neurons is None else 0
         if working_set.has(identity, residual_neurons):
             return False

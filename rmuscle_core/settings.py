@@ -19,7 +19,7 @@ RESIDUALS = ('reference', 'anchored', 'none')
 RTC = ('off', 'exp', 'linear')
 WEIGHT_DTYPES = ('checkpoint', 'fp8')
 # profile -> (token_ratio, neuron_ratio)
-PROFILES = {'fast': (0.15, 0.35), 'default': (0.25, 0.5), 'slow': (0.5, 0.75)}
+PROFILES = {'fast': (0.1, 0.35), 'default': (0.15, 0.5), 'slow': (0.25, 0.75)}
 
 
 def setting(default: Any, description: str, *, low: float | None = None, high: float | None = None,
@@ -47,8 +47,9 @@ class Settings:
     min_similarity: float = setting(0.6, 'a reference less similar than this is not used', low=0.0, high=1.0)
     action_similarity: float = setting(0.8, 'a reference less similar than this serves the Context Cache only; the '
                                        'Action Cache is the less forgiving of the two', low=0.0, high=1.0)
-    token_references: int = setting(3, 'references, of as many episodes, from which a token may reuse its output; each '
-                                    'takes the one it differs least from', low=1, high=8, effect=ON_CONFIGURE)
+    token_references: int = setting(3, 'references from which a token may reuse its output (the matched one, the call '
+                                    'before, those of further episodes); each token takes the one it differs least '
+                                    'from', low=1, high=8, effect=ON_CONFIGURE)
     history: int = setting(4, 'robot states compared in retrieval, newest included', low=1, high=32,
                            effect=ON_CONFIGURE)
     visual_weight: float = setting(0.5, 'weight of the visual part of the similarity; the state part has the rest',

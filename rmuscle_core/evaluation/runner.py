@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import multiprocessing
@@ -25,7 +26,7 @@ from rmuscle_core.model import load_model
 from rmuscle_core.observation import Observation
 from rmuscle_core.policy import MusclePolicy, mask_layout
 from rmuscle_core.processing import Processor
-from rmuscle_core.settings import Settings
+from rmuscle_core.settings import PROFILES, Settings
 from rmuscle_core.workcell.evaluate import check_fits, run_episode
 from rmuscle_core.workcell.tasks import TASKS, Cell
 
@@ -42,6 +43,23 @@ class Plan:
     errors: int = 20
     library_seed: int = 5000
 
+    def begin(self) -> None:
+        """Make the results file, or check that the one there is of the same policy and library, and cut off a line
+        that a kill left unfinished. Raises RMuscleError when it is of others."""
+        weights = hashlib.blake2b(digest_size=8)
+        for file in sorted(self.checkpoint.glob('*.safetensors')):
+            weights.update(file.read_bytes())
+        mine = {'task': self.task, 'weights': weights.hexdigest(), 'library_seed': self.library_seed,
+                'profiles': {name: list(ratios) for name, ratios in PROFILES.items()}}
+        if not self.results.exists():
+            self.results.write_text(json.dumps(mine) + '\n')
+            return
+        text = self.results.read_text()
+        self.results.write_text(text[:text.rfind('\n') + 1])
+        theirs = next(iter(read(self.results, header=True)), None)
+        if theirs != mine:
+            raise RMuscleError(f'{self.results} begins with {theirs}, this run is {mine}; choose another --out')
+
     @property
     def recording(self) -> Path:
         return self.out / 'executions.h5'
@@ -55,6 +73,7 @@ def evaluate(plan: Plan, rows: Sequence[Row], seeds: Sequence[int], processes: i
              progress: Callable[[int, int], None] = lambda done, total: None) -> list[dict]:
     """Run what is not in the results file yet, and return its lines for these rows and seeds."""
     plan.out.mkdir(parents=True, exist_ok=True)
+    plan.begin()
     done = {(line['row'], line['seed']): line for line in read(plan.results)}
     jobs = [(row.name, batch) for row in rows
             for batch in _batches([seed for seed in seeds if (row.name, seed) not in done], BATCH)]
@@ -73,8 +92,8 @@ def evaluate(plan: Plan, rows: Sequence[Row], seeds: Sequence[int], processes: i
     return [done[row.name, seed] for row in rows for seed in seeds]
 
 
-def read(path: Path) -> list[dict]:
-    """Lines of a results file; a last line cut off by a kill does not count."""
+def read(path: Path, header: bool = False) -> list[dict]:
+    """Episodes of a results file, or what stands before them; a last line cut off by a kill does not count."""
     if not path.exists():
         return []
     lines = []
@@ -84,7 +103,7 @@ def read(path: Path) -> list[dict]:
         except ValueError:
             if text.endswith('\n'):
                 raise RMuscleError(f'line {number + 1} of {path} is not JSON; remove the file to start again') from None
-    return lines
+    return [line for line in lines if ('row' in line) != header]
 
 
 def _batches(seeds: list[int], size: int) -> Iterable[list[int]]:
@@ -176,7 +195,8 @@ class _Worker:
 
 def make_policy(row: Row, plan: Plan) -> MusclePolicy:
     """The row's policy on its own engine, with the library built for it."""
-    settings = Settings().with_values(**row.settings)
+    # A row is one setting: the shadow check would step a bad one back to a better.
+    settings = Settings().with_values(shadow_every=0, **row.settings)
     model = load_model(plan.checkpoint)
     processor = Processor.from_checkpoint(plan.checkpoint, model.config)
     identity = fingerprint(plan.checkpoint, model, processor, masks=mask_layout(settings, model.config))

@@ -43,6 +43,7 @@ class Session:
                                'replay; record more, give a --library, or set --references')
         self.references, self.tested, self.executed = episodes[:count], episodes[count:], executed
         options = {'device': device, 'cameras': cameras or None}
+        settings = replace(settings, shadow_every=0)  # shown is what the settings do, not what they are saved from
         self.dense = MusclePolicy.load(checkpoint, settings.with_values(mode='dense'), **options)
         self.cached = MusclePolicy.load(checkpoint, settings, library or _new_library(out), need_library=True,
                                         **options)

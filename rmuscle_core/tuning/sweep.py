@@ -17,6 +17,7 @@ from rmuscle_core.errors import EpisodeError
 from rmuscle_core.library import Reference, ReferenceId
 from rmuscle_core.library.recording import RecordedEpisode
 from rmuscle_core.policy import MusclePolicy, task_of
+from rmuscle_core.processing import ModelInputs
 from rmuscle_core.retrieval import Match, Retriever
 
 TOKENS, NEURONS, WINDOWS = (0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0), (0.25, 0.35, 0.5, 0.65, 0.75, 1.0), (0, 1, 2)
@@ -48,7 +49,7 @@ class Sweep:
 @dataclass(frozen=True)
 class _Call:
     episode: int
-    embedded: Embedded
+    inputs: ModelInputs
     reference: Reference  # what this call would leave in a library: its key, states and chunk
     dense: torch.Tensor
 
@@ -65,14 +66,14 @@ def sweep(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], grid: Grid,
     if not calls:
         raise EpisodeError('no episode is left to try settings on; record more')
     matches = [[_match(policy, calls, i, window) for window in grid.windows] for i in range(len(calls))]
-    cost = _Cost(policy, calls[0].embedded, peaks)
+    cost = _Cost(policy, calls[0].inputs, peaks)
     shape = len(grid.windows), len(grid.tokens), len(grid.neurons)
     errors, spent = np.zeros((len(calls), *shape)), np.zeros((len(calls), *shape))
     for i, call in enumerate(calls):
         tried: dict[tuple[tuple[ReferenceId, ...], bool], tuple[np.ndarray, np.ndarray]] = {}
         for w, match in enumerate(matches[i]):
-            if match is None or match.similarity < policy.settings.min_similarity:
-                spent[i, w] = cost.of(CallPlan(), lambda call=call: policy.engine.act(call.embedded, CallPlan(), None))
+            if match is None:
+                spent[i, w] = cost.dense_ms
                 continue
             action_cache = match.similarity >= policy.settings.action_similarity
             key = match.rivals[:policy.settings.token_references], action_cache
@@ -81,7 +82,7 @@ def sweep(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], grid: Grid,
             errors[i, w], spent[i, w] = tried[key]
         progress(i + 1, len(calls))
     similar = [[match.similarity if match else 0.0 for match in row] for row in matches]
-    return Sweep(grid, errors, spent.mean(0) + cost.embed_ms, np.array([call.episode for call in calls]),
+    return Sweep(grid, errors, spent.mean(0), np.array([call.episode for call in calls]),
                  np.mean(similar, axis=0), cost.dense_ms)
 
 
@@ -89,8 +90,9 @@ def _dense_calls(policy: MusclePolicy, number: int, episode: RecordedEpisode) ->
     references = policy.record_references(episode.observations, task_of(episode.observations[0].prompt), episode.name)
     calls = []
     for observation, reference in zip(episode.observations, references):
-        embedded = policy.engine.embed(policy.processor.encode(observation))
-        calls.append(_Call(number, embedded, reference, policy.engine.act(embedded, CallPlan(), None)[0]))
+        inputs = policy.processor.encode(observation)
+        dense = policy.engine.act(policy.engine.embed(inputs), CallPlan(), None)[0]
+        calls.append(_Call(number, inputs, reference, dense))
     return calls
 
 
@@ -115,6 +117,7 @@ def _try_all(policy: MusclePolicy, call: _Call, references: Sequence[ReferenceId
              executed: int, cost: _Cost) -> tuple[np.ndarray, np.ndarray]:
     """Errors and milliseconds [tokens, neurons] of one call served by references, the best one first."""
     engine, reference = policy.engine, policy.library.load(references[0])
+    embedded = engine.embed(call.inputs)  # for this call: a graph engine acts on the latest only
     donors = range(1, len(references))
     for slot in donors:
         engine.expand(policy.library.load(references[slot]), slot, None, CallPlan(), lambda: None)
@@ -125,10 +128,10 @@ def _try_all(policy: MusclePolicy, call: _Call, references: Sequence[ReferenceId
             errors[:, n], spent[:, n] = errors[:, 0], spent[:, 0]
             continue
         for t, token_ratio in enumerate(grid.tokens):
-            plan = plan_of(policy, call.embedded, token_ratio, neuron_ratio if action_cache else 1.0)
+            plan = plan_of(policy, embedded, token_ratio, neuron_ratio if action_cache else 1.0)
             if t == 0:
                 engine.expand(reference, 0, ranked, plan, lambda: None)
-            work = lambda plan=plan: engine.act(call.embedded, plan, 0, donors)  # noqa: E731
+            work = lambda plan=plan: engine.act(embedded, plan, 0, donors)  # noqa: E731
             actions, _ = work()
             moved = (actions - call.dense)[:executed, :policy.config.action_dim].abs().mean()
             errors[t, n], spent[t, n] = float(moved), cost.of(plan, work)
@@ -147,17 +150,21 @@ class _Cost:
     """Milliseconds of a call: predicted where peaks are given, else measured (on a CPU in CPU time, which other
     programs leave alone), once per plan."""
 
-    def __init__(self, policy: MusclePolicy, embedded: Embedded, peaks: Peaks | None) -> None:
-        self._policy, self._peaks, self._embedded = policy, peaks, embedded
+    def __init__(self, policy: MusclePolicy, inputs: ModelInputs, peaks: Peaks | None) -> None:
+        embedded = policy.engine.embed(inputs)
+        self._policy, self._peaks, self._text = policy, peaks, embedded.text
         self._known: dict[CallPlan, float] = {}
+        self._embed_ms = 0.0
         self._clock = time.process_time if policy.engine.device.type == 'cpu' else time.perf_counter
         # what is the same for every setting counts too, or ratios would look better than they are
-        self.embed_ms = 0.0 if peaks else self._measure(lambda: policy.engine.embed(embedded.inputs))
-        self.dense_ms = self.embed_ms + self.of(CallPlan(), lambda: policy.engine.act(embedded, CallPlan(), None))
+        act_ms = self.of(CallPlan(), lambda: policy.engine.act(embedded, CallPlan(), None))
+        self._embed_ms = 0.0 if peaks else self._measure(lambda: policy.engine.embed(inputs))
+        self._known = {CallPlan(): act_ms + self._embed_ms}
+        self.dense_ms = self._known[CallPlan()]
 
     def of(self, plan: CallPlan, work: Callable[[], object]) -> float:
         if plan not in self._known:
-            self._known[plan] = self._measure(work) if self._peaks is None else self._predict(plan)
+            self._known[plan] = (self._measure(work) if self._peaks is None else self._predict(plan)) + self._embed_ms
         return self._known[plan]
 
     def _measure(self, work: Callable[[], object]) -> float:
@@ -171,4 +178,4 @@ class _Cost:
     def _predict(self, plan: CallPlan) -> float:
         config = self._policy.config
         element = torch.empty(0, dtype=config.compute_dtype).element_size()
-        return floors(config, len(self._policy.cameras), self._embedded.text, plan, element, self._peaks)['total']
+        return floors(config, len(self._policy.cameras), self._text, plan, element, self._peaks)['total']

@@ -108,6 +108,14 @@ def test_tokens_may_reuse_from_the_best_call_of_several_episodes(load, look, tmp
     (_, _, slot, donors), = seen
     assert len(set(donors)) == used and slot not in donors
 
+    policy.chunk_published(float('inf'))
+    assert policy.wait_ready(WAIT_S)
+    own = policy.memory.episode[0].id
+    policy.infer(look(seed=51, place=1))
+    with policy.memory.working_set.reading(own) as reading:  # the call before: its tokens, not its neurons
+        assert reading.residual_neurons is None
+        assert seen[1][3][:1] == ((reading.slot,) if asked > 1 else ())
+
 
 def test_without_a_library_the_previous_call_serves_and_before_it_nothing(load, look):
     policy = load()
