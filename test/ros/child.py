@@ -9,12 +9,12 @@ import threading
 import time
 from pathlib import Path
 
-from conftest import ARM7, sentinel, stamp_message
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
 from rclpy.qos import QoSProfile, ReliabilityPolicy
+from robot_bench import ARM7, sentinel, stamp_message
 from sensor_msgs.msg import Image, JointState
 
 TESTS = Path(__file__).parents[1]
@@ -24,7 +24,7 @@ import sys, threading, time
 sys.path[:0] = {tests!r}
 import torch
 torch.set_num_threads(1)
-from conftest import ARM7, EchoPolicy
+from robot_bench import ARM7, EchoPolicy
 from rclpy.parameter import Parameter
 from rmuscle_core.errors import DeviceError
 from rmuscle_ros.node import PolicyNode

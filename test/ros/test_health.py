@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import EchoPolicy
+from robot_bench import EchoPolicy
 from test_node_calls import T0, Gate, S, answered, diagnosis
 from trajectory_msgs.msg import JointTrajectory
 

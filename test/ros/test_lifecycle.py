@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 import torch
-from conftest import EchoPolicy
+from robot_bench import EchoPolicy
 
 from rmuscle.msg import NodeStatus
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-from conftest import ARM7, EchoPolicy
 from diagnostic_msgs.msg import DiagnosticArray
 from rclpy.qos import DurabilityPolicy, QoSProfile
+from robot_bench import ARM7, EchoPolicy
 from std_msgs.msg import String
 from std_srvs.srv import SetBool, Trigger
 

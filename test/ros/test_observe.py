@@ -8,7 +8,7 @@ import array
 import cv2
 import numpy as np
 import pytest
-from conftest import ARM7, sentinel, stamp_message
+from robot_bench import ARM7, sentinel, stamp_message
 from sensor_msgs.msg import CompressedImage, JointState
 
 from rmuscle_core.errors import ObservationError, SettingsError

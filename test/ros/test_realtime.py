@@ -7,7 +7,7 @@ import threading
 from itertools import pairwise
 
 import numpy as np
-from conftest import EchoPolicy
+from robot_bench import EchoPolicy
 from test_node_calls import DT, T0, answered, positions, stamp_of, times
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import EchoPolicy
+from robot_bench import EchoPolicy
 from test_node_calls import DT, T0, Gate, answered, positions
 
 MOTION = 0.05 * np.arange(1, 17, dtype=np.float32)[:, None].repeat(7, axis=1)

@@ -9,7 +9,7 @@ import hashlib
 import cv2
 import numpy as np
 import pytest
-from conftest import ARM7, stamp_message
+from robot_bench import ARM7, stamp_message
 from sensor_msgs.msg import CompressedImage, Image, JointState
 from test_node_calls import T0, answered
 

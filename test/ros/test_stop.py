@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-from conftest import EchoPolicy
+from robot_bench import EchoPolicy
 from test_node_calls import DT, T0, S, answered, positions, stamp_of, step_to
 
 

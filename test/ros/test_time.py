@@ -7,7 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from conftest import EchoPolicy
+from robot_bench import EchoPolicy
 from test_node_calls import DT, T0, S, answered, diagnosis, stamp_of
 
 
