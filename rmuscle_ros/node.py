@@ -158,6 +158,7 @@ class PolicyNode(RetryableLifecycleNode):
                                       self._topics.publisher(CacheStatus, '~/cache_status', REPORT),
                                       contract.joints, options, contract.execute_steps)
         self._units, self._horizon = UnitCheck(self._policy, contract.joints), contract.horizon
+        self._instructed = self._prompt()
         self._worker = InferenceWorker(self._policy, self._observe, self._deliver, self._failed, self._leftover)
         for camera, topic in topics.items():
             kind = CompressedImage if topic.endswith('/compressed') else Image
@@ -187,11 +188,18 @@ class PolicyNode(RetryableLifecycleNode):
 
     def _on_prompt(self, message: String) -> None:
         self._said = message.data
+        self._notice_prompt()
+
+    def _notice_prompt(self) -> None:
+        if self._prompt() != self._instructed:
+            self._instructed = self._prompt()
+            self._worker.abandon_call()  # what it answers nobody asks any more
 
     def _parameters_changed(self) -> None:
         if self._policy is not None:
             self._policy.settings = self._params.settings
             self._buffer.limit(self._params.node_settings.max_age_s, self._params.node_settings.max_skew_s)
+            self._notice_prompt()
 
     def _moved_back(self, reason: str) -> None:
         if self._worker is not None:
