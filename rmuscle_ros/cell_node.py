@@ -216,8 +216,9 @@ class CellNode(Node):
         answered = threading.Event()
         future = self._reset_policy.call_async(Trigger.Request())
         future.add_done_callback(lambda _: answered.set())
+        end = time.monotonic() + self._value('patience_s')
         while not answered.wait(REPEAT_S):
-            if self._closing.is_set():
+            if self._closing.is_set() or time.monotonic() > end:  # one that was killed never answers
                 return False
         if not future.result().success:
             time.sleep(REPEAT_S)  # not configured yet

@@ -144,3 +144,29 @@ def test_equal_seeds_give_equal_motion_however_slow_the_policy_is(ros_context):
     np.testing.assert_array_equal(quick[1], slow[1])
     assert not np.array_equal(quick[1][1], quick[1][4])  # another seed moves otherwise
     assert min(slow[0][0]['gaps_ms']) > 250
+
+
+def test_a_policy_node_that_never_answers_ends_the_patience(ros_context):
+    """As one that was killed with the request in hand."""
+    pytest.importorskip('gym_aloha', reason='needs the extra workcell')
+    from rmuscle_ros.cell_node import CellNode
+    cell = CellNode(namespace='/cell_mute', parameter_overrides=[Parameter('patience_s', value=0.3)])
+    driver, mute = (Node(name, namespace='/cell_mute') for name in ('driver', 'mute'))
+    mute.create_service(Trigger, 'policy_node/reset_episode', lambda request, response: response)  # nobody spins it
+    executor = SingleThreadedExecutor()
+    for one in (cell, driver):
+        executor.add_node(one)
+    try:
+        run, end = driver.create_client(Trigger, 'cell_node/run_episode'), time.monotonic() + 60
+        while not run.service_is_ready():
+            executor.spin_once(timeout_sec=0.02)
+        answer = run.call_async(Trigger.Request())
+        while not answer.done():
+            assert time.monotonic() < end, 'the episode was never given up'
+            executor.spin_once(timeout_sec=0.02)
+        assert not answer.result().success and 'waited 0.3 s for the policy node' in answer.result().message
+    finally:
+        cell.close()
+        executor.shutdown()
+        for one in (cell, driver, mute):
+            one.destroy_node()
