@@ -155,15 +155,17 @@ class ChunkPublisher:
 
     def _plan(self, chunk: ActionChunk, snapshot: Snapshot, now_ns: int, realtime: bool) -> Planned:
         """With real-time chunking the whole rest of the chunk is sent, so that a late call finds the robot moving; a
-        chunk that was computed to follow the running one is not bent towards it a second time.
+        chunk that was computed to follow the running one is not bent towards it a second time, unless it came after
+        that had ended: the robot has stopped where the chunk moves on.
         """
-        options = self._options
+        options, running = self._options, self._running(now_ns)
+        follows = chunk.report.guided and running is not None and now_ns < running.end_ns
         return plan_trajectory(
             self._joints.to_robot(chunk.actions), self._joints.names, now_ns=now_ns, rate_hz=options.control_rate_hz,
             stamp_ns=now_ns if options.stamp_mode == 'now' and not realtime else snapshot.stamp_ns,
             execute_steps=len(chunk.actions) if realtime else self._execute_steps, limits=self._joints.limits,
-            measured=snapshot.measured, previous=self._running(now_ns),
-            blend_s=0.0 if chunk.report.guided else options.blend_s, velocities=options.send_velocities)
+            measured=snapshot.measured, previous=running,
+            blend_s=0.0 if follows else options.blend_s, velocities=options.send_velocities)
 
     def _running(self, now_ns: int) -> Trajectory | None:
         """What the robot was sent last, for as long as that says where it is: by now not where the observation saw it.

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 from robot_bench import EchoPolicy
-from test_node_calls import DT, T0, answered, positions, stamp_of, times
+from test_node_calls import DT, T0, Gate, answered, positions, stamp_of, times
 
 
 def test_real_time_chunks_follow_the_running_one(sim):
@@ -45,6 +45,22 @@ def test_real_time_chunks_follow_the_running_one(sim):
     assert [len(left.actions) for left in policy.leftovers[1:]] == [8, 8, 8]
     assert [left.executed for left in policy.leftovers[1:]] == [0, 2, 2]
     np.testing.assert_allclose(policy.leftovers[2].actions[:, 0], .01 + .01 * np.arange(9, 17), atol=1e-6)
+
+
+def test_a_chunk_that_comes_after_the_running_one_has_ended_is_blended_all_the_same(sim):
+    """The robot has stopped there, and the chunk was computed to move on."""
+    gate = Gate(held={2})
+    bench = sim(EchoPolicy(gate=gate), rtc='exp', blend_s=0.5)
+    bench.send(T0)
+    answered(bench)
+    bench.send_time(T0 + 8 * DT)
+    bench.send(T0 + 8 * DT, positions=(.3,) * 7)
+    bench.until(lambda: gate.entered == 2, 'the second call')
+    bench.send_time(T0 + 18 * DT)  # the first chunk ended at 16 DT, at 0.16
+    gate.open()
+    answered(bench, 2)
+    assert bench.policy.leftovers[1] is not None
+    np.testing.assert_allclose(positions(bench.trajectories[1])[0], .41 - .9 * (.41 - .16), atol=1e-6)
 
 
 def test_real_time_chunking_starts_free_after_a_stop(sim):
