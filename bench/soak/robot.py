@@ -67,9 +67,12 @@ class Robot:
         self._inspect(message, points)
         past = int(np.searchsorted(times, now_s + 1e-6, side='right'))
         # The node left out what was past for it. What has passed on the way here are periods in which this trajectory
-        # went one way and the robot, by the one before, perhaps the other.
-        self._allowed = STEP * (1 + 2 * past) if not self._unknown else math.inf
+        # went one way and the robot, by the one before, perhaps the other. A hold does not say when it was sent.
+        passed = 2 * past if seconds(message.header.stamp) else int(ON_THE_WAY_S / self._period_s)
+        self._allowed = math.inf if self._unknown else self._allowed + passed * STEP
         self._unknown = False
+        if past == len(times):  # to where it ends, then
+            past, times = past - 1, times + (now_s + self._period_s - times[-1])
         self._times = np.concatenate([[now_s], times[past:]])
         self._points = np.concatenate([self.positions[None], points[past:]])
         self.accepted += 1

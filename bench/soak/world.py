@@ -104,8 +104,8 @@ class World:
         self.simulated_ns += PERIOD_NS
         self._ticks += 1
         self.publish_clock()
-        self._receive()
         self.robot.move(self.now_s)
+        self._receive()
         idle = self.robot.idle(self.now_s)
         self.publish(pictures=idle or self._ticks % 3 == 0)
         self._objections()
