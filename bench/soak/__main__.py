@@ -29,6 +29,7 @@ os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
 os.environ['ROS_DOMAIN_ID'] = str(random.randint(1, 100))  # nobody else's robot
 
 import rclpy
+import storage  # noqa: F401 - adds its faults to the lists
 import yaml
 from faults import ENDING, FAULTS
 from process import BOUNDS, ROOT, NodeProcess
