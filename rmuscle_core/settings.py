@@ -45,7 +45,7 @@ class Settings:
                             'reference; the same, corrected by a dense first step of each group (anchored); nothing',
                             choices=RESIDUALS, effect=ON_CONFIGURE)
     min_similarity: float = setting(0.6, 'a reference less similar than this is not used', low=0.0, high=1.0)
-    action_similarity: float = setting(0.8, 'a reference less similar than this serves the Context Cache only; the '
+    action_similarity: float = setting(0.85, 'a reference less similar than this serves the Context Cache only; the '
                                        'Action Cache is the less forgiving of the two', low=0.0, high=1.0)
     token_references: int = setting(3, 'references from which a token may reuse its output (the matched one, the call '
                                     'before, those of further episodes); each token takes the one it differs least '

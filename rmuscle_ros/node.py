@@ -8,8 +8,6 @@ that configure loads the weights inside its transition.
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future as Work
 from typing import Any
@@ -138,10 +136,9 @@ class PolicyNode(RetryableLifecycleNode):
         self._units = self._device = None
         self._topics.close()
         if had_policy:
-            gc.collect()
-            torch = sys.modules.get('torch')
-            if torch is not None and torch.cuda.is_initialized():
-                torch.cuda.empty_cache()
+            from rmuscle_core.memory_free import give_memory_back  # imports torch, as the policy did
+
+            give_memory_back()
 
     # Wiring ---
 
@@ -173,6 +170,8 @@ class PolicyNode(RetryableLifecycleNode):
             self.get_logger().warning(f'the checkpoint has no camera {", ".join(contract.ignored)}: not subscribed')
         if unknown := self._params.unknown():  # by now the topics have declared their qos_overrides
             self.get_logger().warning(f'not parameters of this node, so ignored: {", ".join(unknown)}')
+        if free := contract.joints.unlimited():
+            self.get_logger().warning(f'max_step does not limit how fast {", ".join(free)} may be moved; set it')
         for problem in self._policy.problems:
             self.get_logger().warning(problem)
 

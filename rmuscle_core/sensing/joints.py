@@ -72,6 +72,11 @@ class JointMap:
         """[..., S] the checkpoint's units -> [..., S] robot units; the exact inverse of to_policy."""
         return np.asarray(policy, dtype=np.float64) * self.scale + self.offset
 
+    def unlimited(self) -> tuple[str, ...]:
+        """Joints that no max_step holds to a speed."""
+        step = np.broadcast_to(self.limits.step, len(self.names))
+        return tuple(name for name, most in zip(self.names, step) if not np.isfinite(most))
+
     def table(self) -> str:
         """One line per joint, for the log: how it is converted and what it may do, in robot units."""
         limits = self.limits

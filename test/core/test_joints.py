@@ -98,3 +98,8 @@ def test_v18_what_is_no_sign_of_another_unit():
     still = trained([-2.1, 0.5, 0], [2.1, 0.5, 1])  # j2 never moved in training: any offset is many ranges
     assert not unit_problem(np.array([0.5, 0.6, 0.3]), still, NAMES, FREE)
     assert not unit_problem(np.array([0.5, 99.0, 0.3]), trained([0] * 3, [1] * 3, 'IDENTITY'), NAMES, FREE)
+
+
+def test_joints_that_nothing_holds_to_a_speed_are_named():
+    assert JointMap.build(['a', 'b'], step=[0.1, float('inf')]).unlimited() == ('b',)
+    assert JointMap.build(['a', 'b']).unlimited() == ('a', 'b')
