@@ -127,3 +127,24 @@ def test_demonstrations(pick_place, teacher):
     assert made.landmarks.shape[1] == 5 and made.located_landmarks.shape == (12, 5)
     assert made.commands.shape == (1, 84, 4) and made.joints.tolist() == list(pick_place.joints)
     assert made.seen_by(['side']).images.shape[1] == 1
+
+
+def test_the_shipped_policy_fits_the_cell_and_looks(pick_place):
+    """Its first commands bring the hand to the puck's side, for pucks that only the pictures tell apart."""
+    from rmuscle_core.evaluation.commands import shipped_policy
+    from rmuscle_core.observation import Observation
+    from rmuscle_core.policy import MusclePolicy
+    from rmuscle_core.settings import Settings
+    from rmuscle_core.workcell.evaluate import check_fits
+
+    policy = MusclePolicy.load(shipped_policy('pick_place'), Settings(mode='dense'))
+    check_fits(policy, pick_place)
+    pucks, reached = [], []
+    for seed in range(1000, 1006):
+        pick_place.reset(seed)
+        images = {camera: image for camera, image in pick_place.images().items() if camera in policy.config.cameras}
+        chunk = policy.infer(Observation(images, pick_place.state(), pick_place.task, 0.0))
+        pucks.append(pick_place.puck()[0])
+        reached.append(chunk.actions[-1, 0])
+    policy.close()
+    assert np.corrcoef(pucks, reached)[0, 1] > 0.95

@@ -65,7 +65,7 @@ def test_the_checkpoint_holds_the_averaged_weights(run):
 
 
 def test_a_run_can_start_from_another_checkpoint_or_its_vision_alone(run):
-    directory, demonstrations, trainer = run
+    directory, _, trainer = run
     config = trainer.objective.model.config
     for part in ('', 'vision.'):
         model = train.VLA(config)
@@ -75,7 +75,7 @@ def test_a_run_can_start_from_another_checkpoint_or_its_vision_alone(run):
         for name, weight in model.named_parameters():
             source = stored if name.startswith(part) else before
             assert torch.equal(weight, source[name]), name
-    with pytest.raises(RMuscleError, match='no tensor of .* has the name and shape of one of nose'):
+    with pytest.raises(RMuscleError, match=r'no tensor of .* has the name and shape of one of nose'):
         train.take_weights(model, directory, 'nose')
 
 
