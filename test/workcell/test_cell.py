@@ -85,8 +85,8 @@ def test_physics_and_reward_are_those_of_gym_aloha(cell):
     from gym_aloha.constants import DT
     from gym_aloha.tasks import sim
 
-    from rmuscle_core.workcell.expert import plan
     from rmuscle_core.workcell.cell import SCENE_FILE
+    from rmuscle_core.workcell.expert import plan
 
     class Blind(sim.TransferCubeTask):
         def get_observation(self, physics):
