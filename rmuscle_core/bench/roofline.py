@@ -20,6 +20,7 @@ from rmuscle_core.settings import Settings
 
 Operators = list[tuple[float, float]]  # (FLOPs, bytes)
 PEAK_SECONDS = 2.0
+COMPARED = Settings().token_references
 GROUP = Settings().group_size  # denoise steps of a mask, of which the first may be dense
 
 
@@ -99,8 +100,8 @@ def _prefill_ffn(config: ModelConfig, tokens: int, text: int, plan: CallPlan, el
     kept = tokens if plan.tokens is None else plan.tokens
     layer = [_linear(kept + text, 3 * p.width * p.mlp, element, 2 * (kept + text) * p.width,
                      _ffn_element(config, element))]
-    if kept < tokens:  # compare every token with its reference; read and place what is reused
-        layer.append((0, (2 * tokens + 2 * (tokens - kept)) * p.width * element))
+    if kept < tokens:  # compare every token with its references; read and place what is reused
+        layer.append((0, ((1 + COMPARED) * tokens + 2 * (tokens - kept)) * p.width * element))
     return layer * (p.layers - 1)
 
 
