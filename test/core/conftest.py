@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_policy import CAMERAS, JOINTS, PROMPT, write_checkpoint
+from tiny_policy import CAMERAS, JOINTS, OPEN, PROMPT, WAIT_S, run, write_checkpoint
 
 from rmuscle_core.observation import Observation
 from rmuscle_core.policy import MusclePolicy
@@ -40,3 +40,18 @@ def look():
         state = (scene.uniform(-0.8, 0.8, JOINTS) + noise.normal(0, 0.01, JOINTS)).astype(np.float32)
         return Observation({c: images[c] for c in cameras}, state, PROMPT)
     return make
+
+
+@pytest.fixture
+def load(open_policy):
+    """load(settings, library, ...): as open_policy."""
+    return lambda settings=OPEN, library=None, **options: open_policy(settings, library, **options)
+
+
+@pytest.fixture
+def library(load, look, tmp_path):
+    """A library of one episode: places 0, 1, 2."""
+    policy = load(library=tmp_path / 'library')
+    run(policy, [look(seed=1, place=place) for place in range(3)])
+    policy.save_episode(True).result(WAIT_S)
+    return tmp_path / 'library'

@@ -9,9 +9,12 @@ import torch
 from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig, load_config, save_checkpoint
 from rmuscle_core.model.checkpoint_config import config_json
 from rmuscle_core.processing import write_processors
+from rmuscle_core.settings import Settings
 
 CAMERAS, JOINTS, PROMPT = ('base', 'wrist'), 5, 'lift the cube'
 WAIT_S = 60.0  # an upper bound, never waited for when the code is right
+OPEN = Settings().with_values(token_ratio=0.5, neuron_ratio=0.5, min_similarity=0.0, action_similarity=0.0,
+                              residual='reference')
 NORMALISATION = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
 
 
