@@ -135,6 +135,20 @@ class Bench:
             assert time.monotonic() < end, f'{what} did not happen within {timeout_s} s'
             self.executor.spin_once(timeout_sec=0.02)
 
+    def fed_until(self, condition, what, timeout_s=10.0, period_s=0.05):
+        """Spin until the condition holds, with a new observation every period: sending without a pause would keep the
+        interpreter from the thread that computes."""
+        due = 0.0
+
+        def fed():
+            nonlocal due
+            if time.monotonic() >= due:
+                self.send()
+                due = time.monotonic() + period_s
+            return condition()
+
+        self.until(fed, what, timeout_s)
+
     def ask(self, kind, service, request):
         """Call a service and return the future."""
         client = self.robot.create_client(kind, service)

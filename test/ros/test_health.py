@@ -164,7 +164,7 @@ def test_health_of_calls():
 def test_diagnostics_name_the_device_and_everything_a_dashboard_needs(make_bench, checkpoint):
     bench = make_bench(real=True, checkpoint=str(checkpoint), device='cpu', slots=4)
     bench.activate()
-    bench.until(lambda: (bench.send(), bench.statuses)[1], 'a call', timeout_s=60)
+    bench.fed_until(lambda: bench.statuses, 'a call', timeout_s=60)
     device = diagnosis(bench, 'device', lambda s: True)
     assert device.level == b'\x00' and float(values(device)['memory_free_gb']) > 0
     assert values(device)['captures_after_activation'] == '0'

@@ -110,7 +110,7 @@ def test_v24_five_cycles_leave_nothing_behind(make_bench, checkpoint, tmp_path):
         bench.activate()
         policies.append(weakref.ref(bench.node._policy))
         count = len(bench.statuses)
-        bench.until(lambda: (bench.send(), len(bench.statuses) > count)[1], 'a call', timeout_s=60)
+        bench.fed_until(lambda: len(bench.statuses) > count, 'a call', timeout_s=60)
         assert bench.save(True).success
         assert bench.change('deactivate') and bench.change('cleanup')
         return threading.active_count(), len(os.listdir('/proc/self/fd')), len(list(bench.node.subscriptions))
@@ -150,7 +150,7 @@ def test_v24_cleanup_during_an_endless_call_is_refused_and_may_be_tried_again(ma
     gate, entered = threading.Event(), threading.Event()
     bench = make_bench(EchoPolicy(gate=lambda _: (entered.set(), gate.wait(20))[0]))
     bench.activate()
-    bench.until(lambda: (bench.send(), entered.is_set())[1], 'the call')
+    bench.fed_until(entered.is_set, 'the call')
     assert bench.change('deactivate')
     assert not bench.change('cleanup') and bench.state() == 'inactive'
     assert 'policy call has been running' in bench.node.last_error
@@ -191,7 +191,7 @@ def test_without_autostart_it_waits_for_start(make_bench):
     bench.until(lambda: bench.node._buffer.problem(bench.now_ns()) == '', 'the observation')
     assert bench.policy.seen == []
     assert bench.trigger('start').success
-    bench.until(lambda: (bench.send(), bench.statuses)[1], 'a call')
+    bench.fed_until(lambda: bench.statuses, 'a call')
 
 
 def test_topics_are_relative_but_for_the_usual_ones(bench):

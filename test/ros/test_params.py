@@ -93,7 +93,7 @@ def test_ratio_set_live_counts_from_the_next_call(bench):
     bench.until(lambda: bench.statuses, 'the first call')
     result, = bench.set(token_ratio=0.125)
     assert result.successful, result.reason
-    bench.until(lambda: (bench.send(), len(bench.statuses) > 1)[1], 'the second call')
+    bench.fed_until(lambda: len(bench.statuses) > 1, 'the second call')
     before, _ = PROFILES['default']
     assert [s.token_ratio for s in bench.policy.used[:2]] == [before, 0.125]
     assert [s.token_ratio for s in bench.statuses[:2]] == pytest.approx([before, 0.125])  # float32 on the wire
@@ -194,7 +194,7 @@ def test_a_storm_of_changes_leaves_one_consistent_state(bench):
             answers.append(client.call_async(request))
         bench.send()
         bench.until(lambda: all(a.done() for a in answers), 'answers')
-    bench.until(lambda: (bench.send(), len(bench.policy.used) > 3)[1], 'calls in between')
+    bench.fed_until(lambda: len(bench.policy.used) > 3, 'calls in between')
     results = [r for a in answers for r in a.result().results]
     assert {r.successful for r in results} == {True, False} and all(r.successful or r.reason for r in results)
     for used in [*bench.policy.used, bench.node._params.settings]:
