@@ -87,6 +87,21 @@ def read(path: str | Path) -> Demonstrations:
     return Demonstrations(**arrays)
 
 
+def join(parts: Sequence[Demonstrations]) -> Demonstrations:
+    """Recordings of one cell as one; RMuscleError when they are of different cells."""
+    first, firsts = parts[0], np.cumsum([0, *(len(part.commands) for part in parts)])
+    for part in parts[1:]:
+        for name in ('cameras', 'joints', 'control_rate', 'task'):
+            own, other = getattr(first, name).tolist(), getattr(part, name).tolist()
+            if own != other:
+                raise RMuscleError(f'demonstrations cannot be joined: {name} is {own!r} in the first file and {other!r} '
+                                   'in another; train on one task')
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in (
+        'images', 'states', 'landmarks', 'steps', 'commands', 'located_images', 'located_states', 'located_landmarks')}
+    episodes = np.concatenate([part.episodes + start for part, start in zip(parts, firsts)]).astype(np.int32)
+    return replace(first, episodes=episodes, **columns)
+
+
 def _pack(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         blocks = list(pool.map(_pack_block, np.array_split(images, max(1, len(images) // _BLOCK))))

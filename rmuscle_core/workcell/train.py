@@ -198,7 +198,7 @@ class Trainer:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of a training run."""
-    parser.add_argument('--data', type=Path, required=True, help='demonstration file')
+    parser.add_argument('--data', type=Path, nargs='+', required=True, help='demonstration files of one task')
     parser.add_argument('--out', type=Path, required=True, help='checkpoint directory to write')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--minutes', type=float, default=30.0, help='time limit')
@@ -225,11 +225,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_train(args: argparse.Namespace) -> int:
     """Train and save; a run that is interrupted leaves its last report's checkpoint."""
     start = time.monotonic()
-    demonstrations = dataset.read(args.data)
+    demonstrations = dataset.join([dataset.read(path) for path in args.data])
     if args.cameras:
         demonstrations = demonstrations.seen_by(args.cameras)
     if len(demonstrations.images) < args.batch or not len(demonstrations.located_images):
-        raise RMuscleError(f'{args.data} has {len(demonstrations.images)} frames and '
+        raise RMuscleError(f'{", ".join(map(str, args.data))}: {len(demonstrations.images)} frames and '
                            f'{len(demonstrations.located_images)} still frames, too few for batches of {args.batch}; '
                            'record more or lower --batch')
     config = policy_config(demonstrations, args.scale, args.layers, args.prefix_width, args.execute)

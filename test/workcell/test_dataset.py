@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -73,3 +73,13 @@ def test_views_are_chosen_by_name(demonstrations):
     assert np.array_equal(chosen.located_images, demonstrations.located_images[:, [2, 0]])
     with pytest.raises(RMuscleError, match="no camera 'nose'; recorded are top"):
         demonstrations.seen_by(['nose'])
+
+
+def test_recordings_of_one_cell_are_joined(demonstrations):
+    both = dataset.join([demonstrations, demonstrations])
+    assert len(both.images) == 128 and len(both.commands) == 32 and both.episodes.dtype == np.int32
+    assert np.array_equal(both.chunks(10), np.concatenate([demonstrations.chunks(10)] * 2))
+    assert len(np.unique(both.episodes)) == 32
+    other = replace(demonstrations, task=np.array('another'))
+    with pytest.raises(RMuscleError, match="task is 'transfer cube' in the first file and 'another' in another"):
+        dataset.join([demonstrations, other])
