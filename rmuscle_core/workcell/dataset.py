@@ -94,8 +94,8 @@ def join(parts: Sequence[Demonstrations]) -> Demonstrations:
         for name in ('cameras', 'joints', 'control_rate', 'task'):
             own, other = getattr(first, name).tolist(), getattr(part, name).tolist()
             if own != other:
-                raise RMuscleError(f'demonstrations cannot be joined: {name} is {own!r} in the first file and {other!r} '
-                                   'in another; train on one task')
+                raise RMuscleError(f'demonstrations cannot be joined: {name} is {own!r} in the first file, {other!r} in '
+                                   'another; train on one task')
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in (
         'images', 'states', 'landmarks', 'steps', 'commands', 'located_images', 'located_states', 'located_landmarks')}
     episodes = np.concatenate([part.episodes + start for part, start in zip(parts, firsts)]).astype(np.int32)

@@ -81,5 +81,5 @@ def test_recordings_of_one_cell_are_joined(demonstrations):
     assert np.array_equal(both.chunks(10), np.concatenate([demonstrations.chunks(10)] * 2))
     assert len(np.unique(both.episodes)) == 32
     other = replace(demonstrations, task=np.array('another'))
-    with pytest.raises(RMuscleError, match="task is 'transfer cube' in the first file and 'another' in another"):
+    with pytest.raises(RMuscleError, match="task is 'transfer cube' in the first file, 'another' in another"):
         dataset.join([demonstrations, other])
