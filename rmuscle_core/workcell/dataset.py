@@ -94,7 +94,7 @@ def join(parts: Sequence[Demonstrations]) -> Demonstrations:
         for name in ('cameras', 'joints', 'control_rate', 'task'):
             own, other = getattr(first, name).tolist(), getattr(part, name).tolist()
             if own != other:
-                raise RMuscleError(f'demonstrations cannot be joined: {name} is {own!r} in the first file, {other!r} in '
+                raise RMuscleError(f'recordings cannot be joined: {name} is {own!r} in the first file, {other!r} in '
                                    'another; train on one task')
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in (
         'images', 'states', 'landmarks', 'steps', 'commands', 'located_images', 'located_states', 'located_landmarks')}
