@@ -3,8 +3,8 @@
 # ruff: noqa: E402 - what triton reads at import is set before it is imported
 """Everything a GPU has to settle, in one run: are kernels and graphs right, what does a call cost, which tiles win.
 
-    scripts/gpu_check --out bench/results/NAME.json            # minutes on a data-centre GPU
-    scripts/gpu_check --out /tmp/check.json --dry-run          # every step at tiny size, without a GPU
+    scripts/gpu_check                                          # minutes on a data-centre GPU
+    scripts/gpu_check --dry-run                                # every step at tiny size, without a GPU
     scripts/gpu_check --out NAME.json --only real,reconstruct  # some steps
 
 Steps are independent: one that fails is a row with its traceback, and the JSON is written after each.
@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -246,16 +247,24 @@ def print_table(results: Results) -> None:
                       f'{values["gbs"]:5.0f}  {parts}')
 
 
+def default_out() -> Path:
+    """bench/results/GPU-DATE.json; a dry run measures nothing worth keeping."""
+    name = 'dry-run' if DRY_RUN else torch.cuda.get_device_name().split()[-1].lower()
+    folder = Path(tempfile.gettempdir()) if DRY_RUN else Path(__file__).parent / 'results'
+    return folder / f'{name}-{date.today()}.json'
+
+
 def main() -> int:
     """Run the steps; the exit code is 1 when one failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--out', type=Path, required=True, help='where to write the results')
+    parser.add_argument('--out', type=Path, help='where to write the results (default: below bench/results, named by '
+                        'GPU and date; below the temporary folder for a dry run)')
     parser.add_argument('--dry-run', action='store_true', help='every step at tiny size, without a GPU')
     parser.add_argument('--only', default='', help='first words of steps, separated by commas')
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_grad_enabled(False)
-    results = Results(arguments.out, {part for part in arguments.only.split(',') if part})
+    results = Results(arguments.out or default_out(), {part for part in arguments.only.split(',') if part})
     run_all(results)
     print_table(results)
     print(f'failed: {", ".join(results.failed) or "none"}; {results.data["seconds"]:.0f} s; {results.path}')

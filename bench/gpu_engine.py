@@ -17,7 +17,7 @@ import torch
 from rmuscle_core.bench import roofline
 from rmuscle_core.bench.calls import perturbed, random_inputs, record
 from rmuscle_core.engine.eager import EagerEngine
-from rmuscle_core.engine.graphs import GraphEngine
+from rmuscle_core.engine.graphs import GraphEngine, program_keys
 from rmuscle_core.engine.lane import DirectLane
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import CallPlan, bucket_of, plan_call
@@ -217,8 +217,8 @@ def program_times(scene: Scene, plan: CallPlan, count: int) -> dict[str, float]:
     engine, config = scene.engine, scene.engine.model.config
     tokens = scene.reference.prefix.shape[0]
     views = tokens // config.vision.tokens
-    keys = {'embed': ('embed', views, scene.text), 'prefill': ('prefill', tokens + scene.text, plan.tokens),
-            'denoise': ('denoise', plan.neurons, plan.residual)}
+    prefill, denoise = program_keys(tokens + scene.text, plan)
+    keys = {'embed': ('embed', views, scene.text), 'prefill': prefill, 'denoise': denoise}
     lane, result = engine.calls, {}
     with lane.running():
         for name, key in keys.items():

@@ -222,7 +222,7 @@ class GraphEngine:
         limit: of the guidance, None without. Guided steps cannot be folded into one another, so they take the kernels
         of a single FFN, with a few launches more.
         """
-        prefill, denoise = ('prefill', rows, plan.tokens), ('denoise', plan.neurons, plan.residual, limit)
+        prefill, denoise = program_keys(rows, plan, limit)
         guidance = None if limit is None else Guidance(self._target, self._weights, limit)
         context = DenseFFN() if plan.tokens is None else SlotContextFFN(self.arena, plan.tokens)
         self.calls.prepare(prefill, lambda cut: self._call.prefill(rows, context))
@@ -262,3 +262,8 @@ def _unfused(checkpoint: Callable[[], None]) -> Callable[..., torch.Tensor]:
         return mlp.down(mlp.activations(x))
 
     return ffn
+
+
+def program_keys(rows: int, plan: CallPlan, limit: float | None = None) -> tuple[tuple, tuple]:
+    """Names of the captured prefill and denoising of a call with so many rows; limit: of the guidance, None without."""
+    return ('prefill', rows, plan.tokens), ('denoise', plan.neurons, plan.residual, limit)
