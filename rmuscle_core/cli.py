@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``rmuscle verify | library | bench | workcell ...``
 
-Exit codes: 0 fine, 1 a threshold is exceeded, 2 wrong usage or a missing package, 3 unusable data.
+Exit codes: 0 fine, 1 a threshold is exceeded, 2 wrong usage or a missing package, 3 unusable data, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COMMANDS = {
 }
 EXTRAS = {'triton': 'gpu', 'rosbags': 'bags', 'pyarrow': 'lerobot', 'av': 'lerobot', 'websockets': 'serve',
           'msgpack': 'serve', 'gym_aloha': 'workcell', 'dm_control': 'workcell', 'mujoco': 'workcell'}
-USAGE, DATA = 2, 3
+USAGE, DATA, INTERRUPTED = 2, 3, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RMuscleError as error:
         print(f'rmuscle: {error}', file=sys.stderr)
         return DATA
+    except KeyboardInterrupt:
+        print('rmuscle: interrupted', file=sys.stderr)
+        return INTERRUPTED
     except ModuleNotFoundError as error:
         package = (error.name or '').partition('.')[0]
         if not package or package.startswith('rmuscle'):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rmuscle_core.errors import SettingsError
@@ -22,6 +23,12 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def given_settings(args: argparse.Namespace) -> dict[str, Any]:
     """The settings that were given, for ``Settings.with_values``."""
     return {row.name: getattr(args, row.name) for row in rows() if getattr(args, row.name) is not None}
+
+
+def check_library(path: Path | None) -> None:
+    """Raise SettingsError for a library that is not there: a mistyped path must not become an empty one."""
+    if path is not None and not (path / 'library.json').is_file():
+        raise SettingsError(f'there is no library at {path}; give the folder that "rmuscle library build" made')
 
 
 def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:

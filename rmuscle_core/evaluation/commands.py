@@ -40,9 +40,9 @@ def run(args: argparse.Namespace) -> int:
 
     chosen = _rows(args, rows)
     if args.list:
-        report.print_table('rows', ['', 'group', 'episodes of the library', 'settings', 'note'],
-                           [[r.name, r.group, r.episodes, ', '.join(f'{k} {v}' for k, v in r.settings.items()), r.note]
-                            for r in chosen])
+        for row in chosen:  # plain lines: names are to be copied, so nothing may be cut
+            settings = ', '.join(f'{name} {value}' for name, value in row.settings.items()) or 'the defaults'
+            print(f'{row.name:24s}{row.group:16s}{settings}{f" ({row.note})" if row.note else ""}')
         return 0
     checkpoint, out = args.checkpoint or shipped_policy(args.task), args.out or Path('out', 'eval', args.task)
     plan = runner.Plan(args.task, checkpoint, out, args.errors, args.library_seed)

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rmuscle_core.importing.options import EPISODES, add_source_options, source_of
-from rmuscle_core.options import add_settings, given_settings
+from rmuscle_core.options import add_settings, check_library, given_settings
 from rmuscle_core.settings import Settings
 
 EXCEEDED = 1
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from rmuscle_core.replay import measures, report
     from rmuscle_core.replay.session import Session
 
+    check_library(args.library)
     limits = measures.Limits(args.max_action_difference, args.max_boundary_ratio, args.min_hit_ratio, args.min_speedup)
     with (source_of(args.episodes, args, load_config(args.checkpoint)) as source,
           Session(args.checkpoint, settings_of(args), list(source), source.execute_steps, args.out, args.library,

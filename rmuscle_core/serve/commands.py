@@ -10,7 +10,7 @@ import signal
 from pathlib import Path
 
 from rmuscle_core.errors import RMuscleError, SettingsError
-from rmuscle_core.options import add_settings, given_settings, pairs
+from rmuscle_core.options import add_settings, check_library, given_settings, pairs
 from rmuscle_core.policy import MusclePolicy
 from rmuscle_core.serve.request import RequestMap
 from rmuscle_core.serve.server import PolicyServer
@@ -71,6 +71,9 @@ def open_policy(args: argparse.Namespace, settings: Settings) -> MusclePolicy:
                             'a chunk')
     if not args.control_rate_hz > 0:
         raise SettingsError(f'--control-rate-hz is {args.control_rate_hz}, expected actions per second above 0')
+    if not 0 <= args.port <= 65535:
+        raise SettingsError(f'--port is {args.port}, expected 0 to 65535')
+    check_library(args.library)
     cameras = [camera for camera in config.cameras if camera not in args.masked_camera]
     policy = MusclePolicy.load(args.checkpoint, settings, args.library, args.device, cameras=cameras)
     policy.execute_steps = args.execute_steps or policy.execute_steps

@@ -151,3 +151,11 @@ def test_an_image_is_shaded_where_it_was_reused():
     shade = shaded(image, share)
     assert shade[0, 0, 0] == 200 and shade[9, 5, 0] == 70 and shade.shape == (10, 6, 3)
     assert shaded(image, None) is image
+
+
+@pytest.mark.parametrize('command', ['replay', 'serve'])
+def test_a_mistyped_library_is_not_made(recording, tiny_checkpoint, tmp_path, command, capsys):
+    wrong = tmp_path / 'nowhere'
+    episodes = [str(recording)] if command == 'replay' else []
+    assert main([command, *episodes, '--checkpoint', str(tiny_checkpoint), '--library', str(wrong)]) == 3
+    assert f'there is no library at {wrong}' in capsys.readouterr().err and not wrong.exists()
