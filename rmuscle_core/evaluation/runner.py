@@ -136,7 +136,10 @@ def _workers(processes: int, arguments: tuple) -> Iterator[Callable[[list], Iter
     """What runs jobs, in any order: other processes, or this one where a single one is asked for."""
     if processes == 1:
         _start(*arguments)
-        yield lambda jobs: map(_run, jobs)
+        try:
+            yield lambda jobs: map(_run, jobs)
+        finally:
+            _worker.close()
         return
     context = multiprocessing.get_context('spawn')  # torch's threads and GL contexts do not survive a fork
     with context.Pool(processes, _start, arguments) as pool:
@@ -183,6 +186,13 @@ class _Worker:
                 'similarity': float(np.mean(similarities)) if similarities else None,
                 'cpu_ms': float(np.mean(timed.cpu_ms)), 'error': float(np.mean(timed.errors)) if timed.errors else None,
                 'states': [[round(float(v), 4) for v in o.state] for o in episode.observations]}
+
+    def close(self) -> None:
+        """Stop the policies' threads, and the simulator."""
+        self.dense.close()
+        if self.policy:
+            self.policy.close()
+        self.cell.close()
 
     def _policy(self, row: Row) -> MusclePolicy:
         if self.row is not row:

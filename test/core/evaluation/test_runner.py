@@ -3,6 +3,7 @@
 its library and its engines are real."""
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,9 +86,11 @@ def test_a_run_is_resumed_and_summarised(plan, capsys):
 
 
 def test_every_row_runs(plan):
+    threads = set(threading.enumerate())
     lines = runner.evaluate(plan, [BY_NAME[row.name] for row in ROWS], [10], 1)
     assert [line['row'] for line in lines] == [row.name for row in ROWS]
     assert all(line['success'] for line in lines)
+    assert set(threading.enumerate()) <= threads  # no policy is left running
 
 
 def test_a_library_never_holds_a_tested_seed(plan):
