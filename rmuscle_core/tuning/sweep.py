@@ -78,7 +78,7 @@ def sweep(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], grid: Grid,
             action_cache = match.similarity >= policy.settings.action_similarity
             key = match.rivals[:policy.settings.token_references], action_cache
             if key not in tried:
-                tried[key] = _try_all(policy, call, *key, grid, executed, cost)
+                tried[key] = _try_all(policy, call, _before(calls, i), *key, grid, executed, cost)
             errors[i, w], spent[i, w] = tried[key]
         progress(i + 1, len(calls))
     similar = [[match.similarity if match else 0.0 for match in row] for row in matches]
@@ -100,8 +100,7 @@ def _match(policy: MusclePolicy, calls: Sequence[_Call], i: int, window: int) ->
     """The best of the references that the call before would have had expanded."""
     settings = replace(policy.settings, window=window)
     retriever = Retriever(policy.library.index(), settings)
-    call = calls[i].reference
-    before = calls[i - 1].reference if i and calls[i - 1].episode == calls[i].episode else None
+    call, before = calls[i].reference, _before(calls, i)
     task, views = call.id.task, call.views
     if before is None:
         wanted = retriever.candidates(None, task, views)
@@ -113,14 +112,21 @@ def _match(policy: MusclePolicy, calls: Sequence[_Call], i: int, window: int) ->
     return retriever.match(call.key, call.states, wanted[:settings.slots], task, views)
 
 
-def _try_all(policy: MusclePolicy, call: _Call, references: Sequence[ReferenceId], action_cache: bool, grid: Grid,
-             executed: int, cost: _Cost) -> tuple[np.ndarray, np.ndarray]:
-    """Errors and milliseconds [tokens, neurons] of one call served by references, the best one first."""
+def _before(calls: Sequence[_Call], i: int) -> Reference | None:
+    """The call before in the same episode."""
+    return calls[i - 1].reference if i and calls[i - 1].episode == calls[i].episode else None
+
+
+def _try_all(policy: MusclePolicy, call: _Call, before: Reference | None, references: Sequence[ReferenceId],
+             action_cache: bool, grid: Grid, executed: int, cost: _Cost) -> tuple[np.ndarray, np.ndarray]:
+    """Errors and milliseconds [tokens, neurons] of one call served by references, the best one first, and the call
+    before, which gives tokens as it does in the policy."""
     engine, reference = policy.engine, policy.library.load(references[0])
     embedded = engine.embed(call.inputs)  # for this call: a graph engine acts on the latest only
-    donors = range(1, len(references))
+    others = [*([before] if before else []), *(policy.library.load(other) for other in references[1:])]
+    donors = range(1, 1 + len(others[:policy.settings.token_references - 1]))
     for slot in donors:
-        engine.expand(policy.library.load(references[slot]), slot, None, CallPlan(), lambda: None)
+        engine.expand(others[slot - 1], slot, None, CallPlan(), lambda: None)
     errors, spent = (np.zeros((len(grid.tokens), len(grid.neurons))) for _ in range(2))
     ranked = torch.from_numpy(reference.neurons.astype(np.int32))
     for n, neuron_ratio in enumerate(grid.neurons):

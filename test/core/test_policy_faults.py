@@ -28,15 +28,6 @@ def load(open_policy):
     return lambda settings=OPEN, library=None, **options: open_policy(settings, library, **options)
 
 
-@pytest.fixture
-def library(load, look, tmp_path):
-    """A library of one episode: places 0, 1, 2."""
-    policy = load(library=tmp_path / 'library')
-    run(policy, [look(seed=1, place=place) for place in range(3)])
-    policy.save_episode(True).result(WAIT_S)
-    return tmp_path / 'library'
-
-
 def failing(method, error, when=lambda *args: True, times=1):
     """``method``, but the first ``times`` calls that ``when`` picks raise ``error``."""
     left = [times]
