@@ -50,13 +50,14 @@ def run(args: argparse.Namespace) -> int:
     with (source_of(args.episodes, args, load_config(args.checkpoint)) as source,
           Session(args.checkpoint, settings_of(args), list(source), source.execute_steps, args.out, args.library,
                   args.references, args.device, source.cameras) as session, progress_bar() as bar):
-        task = bar.add_task('episodes', total=len(source))
+        task = bar.add_task('episodes', total=len(session.references) + len(session.tested))
         replayed = session.run(lambda: bar.advance(task))
         for name, reason in replayed.skipped:
             print(f'{name} was skipped: {reason}')
-        joints = source.joints or tuple(f'joint {j}' for j in range(session.dense.config.action_dim))
+        joints = joint_names(source.joints, session.dense.config.action_dim)
         found = measures.summarise(replayed.calls, joints, session.executed, replayed.scale, limits)
         found |= {'title': f'rMuscle replay of {args.episodes.name}', 'skipped': replayed.skipped,
+                  'min_similarity': session.cached.settings.min_similarity,
                   'command': ' '.join(['rmuscle', *sys.argv[1:]]), 'made_with': made_with(args, session.cached)}
         report.write(args.out, found, replayed.calls, replayed.scale, session.pictures)
     if args.out_bag:
@@ -76,6 +77,11 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
     from_file = read_settings(args.parameters) if args.parameters else {}
     return Settings().with_values(**{**from_file, **given_settings(args)})
+
+
+def joint_names(names: tuple[str, ...], actions: int) -> tuple[str, ...]:
+    """The source's, which are those of the state, where every action has one; else numbers."""
+    return names if len(names) == actions else tuple(f'action {number}' for number in range(actions))
 
 
 def made_with(args: argparse.Namespace, policy) -> dict[str, object]:

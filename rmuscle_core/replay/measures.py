@@ -74,18 +74,39 @@ def summarise(calls: Sequence[ReplayedCall], joints: Sequence[str], executed: in
     milliseconds = {'dense': [c.dense_ms for c in calls], 'cached': [c.report.milliseconds['total'] for c in calls]}
     paths = Counter(call.report.path for call in calls)
     similarities = [c.report.similarity for c in calls if np.isfinite(c.report.similarity)]
+    accounts = [_account(call, difference) for call, difference in zip(calls, per_call)]
     found = {
         'calls': len(calls), 'episodes': len({call.episode for call in calls}), 'executed_steps': executed,
         'action_difference': {'mean': float(per_call.mean()), 'p95': _p95(per_call), 'max': float(per_call.max())},
-        'joints': {name: {'mean': float(moved[..., j].mean()), 'max': float(moved[..., j].max()),
-                          'half_range': float(scale[j])} for j, name in enumerate(joints)},
+        'joints': {name: {'mean': float(moved[..., j].mean()), 'p95': _p95(moved[..., j]),
+                          'max': float(moved[..., j].max()), 'half_range': float(scale[j])}
+                   for j, name in enumerate(joints)},
         'boundary_jump': {kind: {'median': _median(found), 'p95': _p95(found)} for kind, found in jumps.items()},
         'milliseconds': {kind: {'p50': _median(ms), 'p95': _p95(ms)} for kind, ms in milliseconds.items()},
         'speedup': _median([d / c for d, c in zip(*milliseconds.values())]),
         'paths': dict(paths), 'hit_ratio': 1 - paths['dense'] / len(calls),
         'similarity': float(np.mean(similarities)) if similarities else None,
-        'worst_calls': [_account(calls[i], per_call[i]) for i in np.argsort(-per_call)[:WORST]]}
+        'by_episode': by_episode(accounts), 'by_call': accounts,
+        'worst_calls': [accounts[i] for i in worst_of(per_call)]}
     return found | {'limits': check(found, limits)}
+
+
+def worst_of(per_call: np.ndarray) -> list[int]:
+    """Which calls the report shows: those that moved an action most, if any did; per_call [calls]."""
+    return [int(i) for i in np.argsort(-per_call)[:WORST] if per_call[i] > 0]
+
+
+def by_episode(accounts: Sequence[dict]) -> list[dict]:
+    """One line per replayed episode, in order."""
+    lines = []
+    for name in dict.fromkeys(account['episode'] for account in accounts):
+        own = [account for account in accounts if account['episode'] == name]
+        similarities = [account['similarity'] for account in own if account['similarity'] is not None]
+        lines.append({'episode': name, 'calls': len(own), 'paths': dict(Counter(a['path'] for a in own)),
+                      'similarity': float(np.mean(similarities)) if similarities else None,
+                      'difference': float(np.mean([account['difference'] for account in own])),
+                      'worst': max(account['difference'] for account in own)})
+    return lines
 
 
 def check(found: dict, limits: Limits) -> list[dict]:
@@ -102,10 +123,13 @@ def check(found: dict, limits: Limits) -> list[dict]:
 
 
 def _account(call: ReplayedCall, difference: float) -> dict:
-    report = call.report
+    report, reference = call.report, call.report.reference
+    if report.path == 'previous_call':  # a running episode has no name yet; this one does
+        reference = f'{reference.rpartition("/")[0]}/{call.episode}#{reference.rpartition("#")[2]}'
     return {'episode': call.episode, 'call': call.number, 'difference': float(difference), 'path': report.path,
-            'reason': report.reason, 'reference': report.reference,
-            'similarity': report.similarity if np.isfinite(report.similarity) else None}
+            'reason': report.reason, 'reference': reference,
+            'similarity': float(report.similarity) if np.isfinite(report.similarity) else None,
+            'dense_ms': call.dense_ms, 'cached_ms': report.milliseconds['total']}
 
 
 def _median(values: Sequence[float]) -> float:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,10 +12,9 @@ import numpy as np
 from rmuscle_core.errors import EpisodeError, ObservationError
 from rmuscle_core.importing.episodes import PendingEpisode
 from rmuscle_core.library.recording import RecordedEpisode
-from rmuscle_core.observation import Observation
 from rmuscle_core.policy import MusclePolicy, task_of
 from rmuscle_core.replay.calls import ReplayedCall, replay
-from rmuscle_core.replay.measures import WORST, half_ranges, per_call_difference
+from rmuscle_core.replay.measures import half_ranges, per_call_difference, worst_of
 from rmuscle_core.settings import Settings
 
 
@@ -101,13 +100,15 @@ class Session:
         if found.calls:
             found.calls = _without_pictures(found.calls, per_call_difference(found.calls, self.executed, found.scale))
 
-    def pictures(self, reference: str) -> Mapping[str, np.ndarray]:
-        """What the cameras saw at 'task/episode#call', where that episode is at hand; else {}."""
-        name, _, call = reference.rpartition('/')[2].partition('#')
-        pending = next((p for p in (*self.references, *self.tested) if p.name == name), None)
-        episode = pending and _read(pending, [])
-        observation: Observation | None = episode and next(iter(episode.observations[int(call):]), None)
-        return observation.images if observation else {}
+    def pictures(self, references: Iterable[str]) -> dict[str, Mapping[str, np.ndarray]]:
+        """What the cameras saw at each 'task/episode#call' whose episode is at hand; each is read once."""
+        calls = {name: name.rpartition('/')[2].partition('#') for name in references}
+        found: dict[str, Mapping[str, np.ndarray]] = {}
+        for pending in (*self.references, *self.tested):
+            wanted = {name: int(call) for name, (episode, _, call) in calls.items() if episode == pending.name}
+            observations = episode.observations if wanted and (episode := _read(pending, [])) else []
+            found |= {name: observations[call].images for name, call in wanted.items() if call < len(observations)}
+        return found
 
 
 def _read(pending: PendingEpisode, skipped: list[tuple[str, str]]) -> RecordedEpisode | None:
@@ -124,7 +125,7 @@ def _read(pending: PendingEpisode, skipped: list[tuple[str, str]]) -> RecordedEp
 
 def _without_pictures(calls: list[ReplayedCall], per_call: np.ndarray) -> list[ReplayedCall]:
     """Only the worst calls keep their pictures: those of an hour would not fit into memory."""
-    worst = set(np.argsort(-per_call)[:WORST].tolist())
+    worst = worst_of(per_call)
     return [call if i in worst or not call.images else replace(call, images={}) for i, call in enumerate(calls)]
 
 
