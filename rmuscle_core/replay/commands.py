@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rmuscle_core.importing.options import EPISODES, add_source_options, source_of
-from rmuscle_core.options import add_settings, check_library, given_settings
+from rmuscle_core.options import add_device, add_settings, check_library, given_settings, number, output_folder, whole
 from rmuscle_core.settings import Settings
 
 EXCEEDED = 1
@@ -21,18 +21,23 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description='Writes report.html (one file, no network) and report.json. Without a library the first episodes '
                     'become the references and the others are replayed. Exit code 1 when a limit is exceeded.')
     parser.add_argument('episodes', type=Path, help=EPISODES)
-    parser.add_argument('--checkpoint', type=Path, required=True, help='policy directory')
-    parser.add_argument('--library', type=Path, help='episode library made with it')
-    parser.add_argument('--references', type=int, help='episodes that become references (default: half, none with a '
-                        'library)')
-    parser.add_argument('--out', type=Path, default=Path('out/replay'), help='folder of the report (%(default)s)')
-    parser.add_argument('--out-bag', type=Path, help='also write the predicted chunks as a bag (mcap)')
-    parser.add_argument('--device', default='cpu')
-    limits = parser.add_argument_group('limits')
-    limits.add_argument('--max-action-difference', type=float, help='95th percentile of calls, in half ranges')
-    limits.add_argument('--max-boundary-ratio', type=float, help='jump between chunks, cached over dense')
-    limits.add_argument('--min-hit-ratio', type=float, help='share of calls served by a reference')
-    limits.add_argument('--min-speedup', type=float, help='median speedup of a call on this machine')
+    parser.add_argument('--checkpoint', type=Path, required=True, help='LeRobot or openpi checkpoint directory')
+    parser.add_argument('--library', type=Path, help='episode library made with it (default: one made of the first '
+                        'episodes)')
+    parser.add_argument('--references', type=whole(0), metavar='N', help='episodes that become references (default: half, '
+                        'none with a library)')
+    parser.add_argument('--out', type=output_folder, default=Path('out/replay'), help='folder of the report (default: '
+                        '%(default)s)')
+    parser.add_argument('--out-bag', type=output_folder, metavar='DIR', help='also write the predicted chunks as a bag '
+                        '(mcap) to this folder, which must not be there yet')
+    add_device(parser)
+    limits = parser.add_argument_group('limits', 'none is set unless given')
+    limits.add_argument('--max-action-difference', type=number(), metavar='X', help='95th percentile of calls, in half '
+                        'ranges')
+    limits.add_argument('--max-boundary-ratio', type=number(), metavar='X', help='jump between chunks, cached over dense')
+    limits.add_argument('--min-hit-ratio', type=number(0, 1), metavar='X', help='share of calls served by a reference, 0 '
+                        'to 1')
+    limits.add_argument('--min-speedup', type=number(), metavar='X', help='median speedup of a call on this machine')
     add_source_options(parser)
     add_settings(parser)
     parser.set_defaults(run=run)

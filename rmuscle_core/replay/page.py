@@ -114,7 +114,8 @@ def _worst_calls(worst: Sequence[Shown]) -> Html:
     return Html(
         '<p class=s>Recomputed: <span class="key bright"></span> by every layer <span class="key dark"></span> by '
         'none, whose outputs were reused. Chunks: <span class="key dense"></span> dense '
-        '<span class="key mean"></span> cached, over the step; the executed steps are shaded.</p>'
+        '<span class="key mean"></span> cached, in the units of the checkpoint over the step; the executed '
+        'steps are shaded.</p>'
         + ''.join(_worst(shown) for shown in worst))
 
 

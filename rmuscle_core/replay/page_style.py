@@ -15,12 +15,13 @@ table {{ border-collapse: collapse; margin: .6rem 0 }}
 td, th {{ padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top; font-variant-numeric: tabular-nums;
  min-width: 3.2rem; overflow-wrap: break-word }}
 td:first-child {{ max-width: 20rem }} code {{ background: #f1f4f7; padding: 0 .25rem }} img {{ max-width: 100% }}
-.bars {{ position: relative; width: 9rem; height: 1.1rem; background: #f1f4f7; margin-top: .2rem }}
+.bars {{ position: relative; width: min(9rem, 22vw); height: 1.1rem; background: #f1f4f7; margin-top: .2rem }}
 .bars div {{ position: absolute; height: 100% }} .mean {{ background: {CACHED} }} .p95 {{ background: #a9cbe4 }}
 .bars .mean {{ top: 30%; height: 40% }}
 .key {{ display: inline-block; width: 1rem; height: .8rem; border: 1px solid #52606d }} .dense {{ background: {DENSE} }}
 .bright {{ background: #fff }} .dark {{ background: rgb({255 * DARKEST:.0f} {255 * DARKEST:.0f} {255 * DARKEST:.0f}) }}
 .row {{ display: flex; flex-wrap: wrap; gap: 1rem }} .row > img {{ width: 450px }}
 .views {{ display: grid; gap: .5rem }} figure {{ margin: 0; text-align: center; font-size: .8rem; color: #52606d }}
-.views img {{ width: 100%; image-rendering: pixelated }} .chunks {{ margin-top: .6rem }} .chunks img {{ width: 215px }}
+.views img {{ width: 100%; image-rendering: pixelated }} .chunks {{ margin-top: .6rem }}
+.chunks figure {{ flex: 1 1 9rem; max-width: 215px }} .chunks img {{ width: 100% }}
 """
