@@ -68,13 +68,22 @@ def test_everything_recomputed_is_dense(recording, tiny_checkpoint):
     assert found['boundary_jump']['dense'] == found['boundary_jump']['cached']
 
 
-@pytest.mark.parametrize(('limit', 'code'), [
-    (('--max-action-difference', '0'), 1), (('--max-action-difference', '9'), 0), (('--min-hit-ratio', '1.1'), 1),
-    (('--min-speedup', '1000'), 1)])
-def test_a_limit_decides_the_exit_code(recording, tiny_checkpoint, limit, code, capsys):
-    result, found, html = replay(recording, tiny_checkpoint, *limit)
-    assert result == code and found['limits'][0]['holds'] == (code == 0)
-    assert ('exceeded' in capsys.readouterr().out) == ('>exceeded<' in html) == (code == 1)
+GENEROUS = {'--max-action-difference': '9', '--max-boundary-ratio': '9', '--min-hit-ratio': '0', '--min-speedup': '0'}
+
+
+@pytest.mark.parametrize(('exceeded', 'named'), [
+    ({}, ''), ({'--max-action-difference': '0'}, 'action difference, p95 of calls'),
+    ({'--max-boundary-ratio': '0'}, 'boundary jump, cached over dense'),
+    ({'--min-hit-ratio': '1', '--mode': 'dense'}, 'calls served by a reference'),
+    ({'--min-speedup': '1000'}, 'speedup')])
+def test_each_limit_decides_the_exit_code(recording, tiny_checkpoint, exceeded, named, capsys):
+    limits = [text for option in (GENEROUS | exceeded).items() for text in option]
+    code, found, html = replay(recording, tiny_checkpoint, *limits)
+    assert [row['name'] for row in found['limits'] if not row['holds']] == ([named] if named else [])
+    assert len(found['limits']) == 4 and code == bool(named)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith('exceeded: ')]
+    assert [line.partition(' is ')[0] for line in said] == ([f'exceeded: {named}'] if named else [])
+    assert (f'Exceeded: {named}' if named else 'Every limit holds') in html
 
 
 def test_a_library_serves_all_but_what_it_holds(recording, tiny_checkpoint, capsys):
