@@ -2,7 +2,7 @@
 """How much repeated executions have in common inside the model: what the paper's third section measures.
 
 Each call of the later episodes of a recording is compared with the most similar call of the earlier ones (the matched
-reference) and, as a yardstick, with the call of the same number in another of them.
+reference) and, as a yardstick, with the call of the same number in another of the earlier episodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True)
 class CallStates:
     """What one dense call computes: FFN inputs x and outputs y [L,T,D] of the visual tokens, what each expert neuron
-    contributes [K,M,N] (norm of its down projection times the summed size of its activation), actions [H,A_pad]."""
+    contributes [K,M,N] (norm of its down projection times the summed size of its activation), normalised actions
+    [H,A]."""
 
     x: torch.Tensor
     y: torch.Tensor
@@ -55,40 +56,47 @@ def compute(engine: EagerEngine, reference: Reference) -> CallStates:
         contributions[step, layer] = (a[0].float().abs().sum(0) * mlp.down.weight.float().norm(dim=0)).cpu()
         return mlp.down(a)
 
-    actions = engine.rerun(reference, prefix_ffn, expert_ffn)
-    return CallStates(torch.stack(x), torch.stack(y), contributions, actions[0].float().cpu())
+    actions = engine.rerun(reference, prefix_ffn, expert_ffn)[0, :, :config.action_dim]
+    return CallStates(torch.stack(x), torch.stack(y), contributions, actions.float().cpu())
 
 
 def characterise(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], joints: Sequence[str], references: int,
                  most_calls: int = 0, progress: Progress = lambda done, total: None) -> dict:
     """Measure; plain numbers fit for JSON. references: how many episodes come first and serve as such.
 
-    Raises EpisodeError when no episode is left to compare with them.
+    Raises EpisodeError when there are fewer than two references or no episode is left to compare with them.
     """
-    if not 0 < references < len(episodes):
-        raise EpisodeError(f'{len(episodes)} episodes cannot be split into {references} references and at least one '
-                           'other; record more, or set --references')
+    if not 1 < references < len(episodes):
+        raise EpisodeError(f'{len(episodes)} usable episodes cannot be split into {references} references and the '
+                           'rest; two references are needed at least, the matched one and a yardstick, and an episode '
+                           'to compare with them: record more, or set --references')
     recorded = [policy.record_references(e.observations, task_of(e.observations[0].prompt), e.name) for e in episodes]
-    known = [reference for episode in recorded[:references] for reference in episode]
+    known = [(number, reference) for number in range(references) for reference in recorded[number]]
     calls = [(number, call) for number, episode in enumerate(recorded[references:])
              for call in range(len(episode))][:most_calls or None]
     engine = EagerEngine(policy.model, replace(policy.settings, slots=1), len(policy.cameras))
     pairs, others, matched = [], [], {}
     for done, (number, call) in enumerate(calls):
         current = recorded[references + number][call]
-        best = max(known, key=lambda r: policy.memory.retriever.compare(current.key, current.states, r).similarity)
-        matched.setdefault(number, Counter())[best.id.episode] += 1
+        owner, best = max(known, key=lambda one: policy.memory.retriever.compare(current.key, current.states, one[1])
+                          .similarity)
+        matched.setdefault(number, Counter())[owner] += 1
         states = compute(engine, current)
         pairs.append(compare(states, compute(engine, best)))
-        other = recorded[number % references]
+        other = yardstick(recorded[:references], owner, number)
         others.append(compare(states, compute(engine, other[min(call, len(other) - 1)])))
         progress(done + 1, len(calls))
-    by_name = {episode[0].id.episode: episode for episode in recorded[:references]}
-    paths = [path_cosines(_path(recorded[references + number]), _path(by_name[names.most_common(1)[0][0]]), joints)
-             for number, names in matched.items()]
+    paths = [path_cosines(_path(episodes[references + number]), _path(episodes[owners.most_common(1)[0][0]]), joints)
+             for number, owners in matched.items()]
     return {'calls': len(calls), 'reference_episodes': references, 'shares': SHARES, 'shared_steps': SHARED_STEPS,
-            'path_cosine': {arm: float(np.mean([path[arm] for path in paths])) for arm in paths[0]},
+            'path_cosine': {arm: round(float(np.mean([path[arm] for path in paths])), 4) for arm in paths[0]},
             'matched': _mean(pairs), 'same_number': _mean(others)}
+
+
+def yardstick(references: Sequence[list[Reference]], matched: int, number: int) -> list[Reference]:
+    """One of the episodes that did not match, by turns with the number of the current one."""
+    others = [episode for owner, episode in enumerate(references) if owner != matched]
+    return others[number % len(others)]
 
 
 def compare(current: CallStates, reference: CallStates) -> dict[str, np.ndarray]:
@@ -129,12 +137,13 @@ def _shared_mask(contribution: torch.Tensor, steps: int) -> torch.Tensor:
     return torch.cat(summed).argsort(dim=-1, descending=True)
 
 
-def _path(references: Sequence[Reference]) -> np.ndarray:
-    return np.stack([reference.states[-1] for reference in references])
+def _path(episode: RecordedEpisode) -> np.ndarray:
+    return np.stack([observation.state for observation in episode.observations])
 
 
 def path_cosines(first: np.ndarray, second: np.ndarray, joints: Sequence[str]) -> dict[str, float]:
-    """Cosine of two joint paths [calls, S] over their common calls, per arm where joint names tell arms apart."""
+    """Cosine of two joint paths [calls, S], in the checkpoint's units, over their common calls, per arm where joint
+    names tell arms apart."""
     common = min(len(first), len(second))
     arms = {arm: [i for i, name in enumerate(joints) if name.startswith(arm)] for arm in PATHS}
     if not all(arms.values()):
@@ -147,4 +156,4 @@ def path_cosines(first: np.ndarray, second: np.ndarray, joints: Sequence[str]) -
 
 
 def _mean(measures: Sequence[dict[str, np.ndarray]]) -> dict[str, list | float]:
-    return {name: np.mean([m[name] for m in measures], axis=0).round(4).tolist() for name in measures[0]}
+    return {name: np.mean([m[name] for m in measures], axis=0, dtype=float).round(4).tolist() for name in measures[0]}

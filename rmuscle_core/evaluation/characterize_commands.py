@@ -5,18 +5,28 @@ from __future__ import annotations
 
 import argparse
 import json
+from contextlib import closing
 from pathlib import Path
+
+from rmuscle_core.importing.options import EPISODES, add_source_options, source_of
+from rmuscle_core.options import add_device, output_folder, whole
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add ``characterize``."""
-    parser = subparsers.add_parser('characterize', help='what repeated executions have in common inside the model')
-    parser.add_argument('--checkpoint', type=Path, required=True, help='policy directory')
-    parser.add_argument('--episodes', type=Path, required=True, help='recording of raw observations (HDF5)')
-    parser.add_argument('--references', type=int, help='episodes that serve as references (default: half)')
-    parser.add_argument('--calls', type=int, default=0, help='compare at most so many calls (default: all)')
-    parser.add_argument('--device', default='cpu')
-    parser.add_argument('--out', type=Path, required=True, help='folder for characterization.json and .png')
+    parser = subparsers.add_parser(
+        'characterize', help='what repeated executions have in common inside the model',
+        description='Compares every call of the later episodes with the most similar call of the earlier ones, '
+                    'and as a yardstick with the call of the same number in another of them. Three episodes at least.')
+    parser.add_argument('--checkpoint', type=Path, required=True, help='LeRobot or openpi checkpoint directory')
+    parser.add_argument('--episodes', type=Path, required=True, help=EPISODES)
+    parser.add_argument('--references', type=whole(2), metavar='N', help='episodes that serve as references (default: '
+                        'half, two at least)')
+    parser.add_argument('--calls', type=whole(0), default=0, metavar='N', help='compare at most so many calls, 0 for '
+                        'all (default: %(default)s)')
+    add_device(parser)
+    parser.add_argument('--out', type=output_folder, required=True, help='folder for characterization.json and .png')
+    add_source_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -25,19 +35,24 @@ def run(args: argparse.Namespace) -> int:
     from rmuscle_core.bench import report
     from rmuscle_core.evaluation.characterize import characterise
     from rmuscle_core.evaluation.characterize_picture import draw
-    from rmuscle_core.library.recording import open_recording
+    from rmuscle_core.model import load_config
     from rmuscle_core.policy import MusclePolicy
+    from rmuscle_core.replay.session import read_or_skip
     from rmuscle_core.settings import Settings
 
-    with open_recording(args.episodes) as recording:
-        episodes = [episode for episode in recording if episode.success and episode.observations]
-        joints = recording.joints
-    policy = MusclePolicy.load(args.checkpoint, Settings(mode='full'), device=args.device)
-    with report.progress_bar() as bar:
+    skipped: list[tuple[str, str]] = []
+    with source_of(args.episodes, args, load_config(args.checkpoint)) as source:
+        read = [episode for pending in source if (episode := read_or_skip(pending, skipped))]
+        joints, cameras = source.joints, source.cameras or None
+    skipped += [(episode.name, 'it did not succeed') for episode in read if not episode.success]
+    episodes = [episode for episode in read if episode.success]
+    for name, reason in skipped:
+        print(f'{name} was skipped: {reason}')
+    policy = MusclePolicy.load(args.checkpoint, Settings(mode='full'), device=args.device, cameras=cameras)
+    with closing(policy), report.progress_bar() as bar:
         task = bar.add_task('calls', total=None)
-        found = characterise(policy, episodes, joints, args.references or len(episodes) // 2, args.calls,
-                             lambda done, total: bar.update(task, completed=done, total=total))
-    policy.close()
+        found = characterise(policy, episodes, joints, args.references or max(2, len(episodes) // 2),
+                             args.calls, lambda done, total: bar.update(task, completed=done, total=total))
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / 'characterization.json').write_text(json.dumps(found, indent=1) + '\n')
     draw(found, args.out / 'characterization.png')

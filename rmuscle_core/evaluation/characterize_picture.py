@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-MATCHED, OTHER = '#1b6ca8', '#b0b7bf'
+MATCHED, OTHER = '#1b6ca8', '#7a828c'
 
 
 def draw(found: dict, path: Path) -> None:
@@ -23,14 +23,15 @@ def draw(found: dict, path: Path) -> None:
     for name, style in (('ffn_input_cosine', '-'), ('ffn_output_cosine', '--')):
         panel.plot(layers, matched[name], style, color=MATCHED, label=f'{name.split("_")[1]}, matched reference')
         panel.plot(layers, other[name], style, color=OTHER, label=f'{name.split("_")[1]}, same call number')
-    panel.set(title='Prefix FFN: cosine to the reference', xlabel='layer', ylim=(None, 1.0))
+    panel.set(title='Prefix FFN: cosine to the reference', xlabel='layer', ylim=(None, 1.0), xticks=layers)
     panel.legend(fontsize=8)
 
     panel = panels[0, 1]
-    panel.plot(percent, matched['output_change_covered'], 'o-', color=MATCHED)
+    panel.plot(percent, matched['output_change_covered'], 'o-', color=MATCHED,
+               label='input changed most')
     panel.plot(percent, [share / 100 for share in percent], ':', color=OTHER, label='random tokens')
-    panel.set(title='Output change in the tokens whose input changed most', xlabel='% of tokens', ylim=(0, 1))
-    panel.legend(fontsize=8)
+    panel.set(title='Prefix FFN: output change in some tokens', xlabel='% of tokens', ylim=(0, 1))
+    panel.legend(fontsize=8, loc='lower right')
 
     panel = panels[1, 0]
     panel.plot(percent, matched['contribution_covered'], 'o-', color=MATCHED, label='own top neurons')
@@ -41,7 +42,7 @@ def draw(found: dict, path: Path) -> None:
 
     panel = panels[1, 1]
     panel.plot(found['shared_steps'], matched['covered_at_half_by_shared_mask'], 'o-', color=MATCHED)
-    panel.set(title="Covered by half of the neurons, the reference's mask", xlabel='steps that share a mask',
+    panel.set(title="Expert FFN: covered by the reference's top half", xlabel='steps that share a mask',
               ylim=(0, 1))
     figure.suptitle(f'{found["calls"]} calls, {found["reference_episodes"]} reference episodes')
     figure.savefig(path, dpi=110)

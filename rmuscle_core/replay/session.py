@@ -76,11 +76,11 @@ class Session:
         if any(stored.episode == pending.name for stored in self.cached.library.episodes):
             skipped.append((pending.name, 'it is in the library and would be compared with itself'))
             return None
-        return _read(pending, skipped)
+        return read_or_skip(pending, skipped)
 
     def _record_references(self, skipped: list[tuple[str, str]], progress: Callable[[], None]) -> None:
         for pending in self.references:
-            if episode := _read(pending, skipped):
+            if episode := read_or_skip(pending, skipped):
                 self._record(episode)
             progress()
         self.cached.memory.retriever.use(self.cached.library.index())
@@ -106,12 +106,12 @@ class Session:
         found: dict[str, Mapping[str, np.ndarray]] = {}
         for pending in (*self.references, *self.tested):
             wanted = {name: int(call) for name, (episode, _, call) in calls.items() if episode == pending.name}
-            observations = episode.observations if wanted and (episode := _read(pending, [])) else []
+            observations = episode.observations if wanted and (episode := read_or_skip(pending, [])) else []
             found |= {name: observations[call].images for name, call in wanted.items() if call < len(observations)}
         return found
 
 
-def _read(pending: PendingEpisode, skipped: list[tuple[str, str]]) -> RecordedEpisode | None:
+def read_or_skip(pending: PendingEpisode, skipped: list[tuple[str, str]]) -> RecordedEpisode | None:
     """The episode, or None with the reason added to ``skipped``."""
     try:
         episode = pending.read()
