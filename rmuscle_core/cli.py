@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rmuscle verify | library | bench | workcell ...``
-
-Exit codes: 0 fine, 1 a threshold is exceeded, 2 wrong usage or a missing package, 3 unusable data, 130 interrupted.
-"""
+"""``rmuscle verify | library | bench | workcell ...``"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from rmuscle_core import __version__
-from rmuscle_core.errors import RMuscleError
+from rmuscle_core.errors import RMuscleError, SettingsError, reason
 
 # command -> (module with add_parser(subparsers), what it does)
 COMMANDS = {
@@ -30,34 +29,66 @@ COMMANDS = {
 }
 EXTRAS = {'triton': 'gpu', 'rosbags': 'bags', 'pyarrow': 'lerobot', 'av': 'lerobot', 'websockets': 'serve',
           'msgpack': 'serve', 'gym_aloha': 'workcell', 'dm_control': 'workcell', 'mujoco': 'workcell'}
-USAGE, DATA, INTERRUPTED = 2, 3, 130
+USAGE, DATA, INTERRUPTED, CLOSED = 2, 3, 130, 141
+EXIT_CODES = """exit codes:
+    0  done, and nothing found wrong
+    1  done; the answer is no: a limit is exceeded, outputs differ, episodes were skipped, something must be put right
+    2  refused: the command line or a parameter file is wrong or asks too much of this machine, or a package is missing
+    3  refused: a checkpoint, recording, library or place to write cannot be used
+  130  interrupted;  141  the program that read the output ended"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses with one sentence instead of the usage and a sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f'{message}; see {self.prog} --help')
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; refusals are one sentence on stderr."""
+    """Run one command and return its exit code, one of EXIT_CODES; refusals are one sentence on stderr."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     try:
         options = build_parser(next((a for a in arguments if not a.startswith('-')), None)).parse_args(arguments)
-        return options.run(options)
+        code = options.run(options)
+        sys.stdout.flush()
+        return code
+    except SettingsError as error:
+        return _refused(USAGE, str(error))
     except RMuscleError as error:
-        print(f'rmuscle: {error}', file=sys.stderr)
-        return DATA
+        return _refused(DATA, str(error))
     except KeyboardInterrupt:
-        print('rmuscle: interrupted', file=sys.stderr)
-        return INTERRUPTED
+        return _refused(INTERRUPTED, 'interrupted')
+    except BrokenPipeError:  # as in "rmuscle ... | head"; Python would complain again when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED
     except ModuleNotFoundError as error:
         package = (error.name or '').partition('.')[0]
         if not package or package.startswith('rmuscle'):
             raise  # a fault of ours, not of the installation
         wanted = f'rmuscle[{EXTRAS[package]}]' if package in EXTRAS else package
-        print(f"rmuscle: this command needs the Python package {package}, which is not installed; "
-              f"install it with: pip install '{wanted}'", file=sys.stderr)
-        return USAGE
+        return _refused(USAGE, f'this command needs the Python package {package}, which is not installed; install it '
+                               f"with: pip install '{wanted}'")
+    except OSError as error:
+        if error.filename is None:
+            raise  # no file's fault
+        return _refused(DATA, f'{error.filename} cannot be used ({reason(error)}); check the path, its permissions and '
+                              'the disk')
 
 
-def build_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser; only the named command's module is imported, the others appear in the help."""
-    parser = argparse.ArgumentParser(prog='rmuscle', description='Muscle memory for vision-language-action policies.')
+def _refused(code: int, sentence: str) -> int:
+    print(f'rmuscle: {sentence}', file=sys.stderr)
+    return code
+
+
+def build_parser(command: str | None = None) -> Parser:
+    """Return the parser; only the named command's module is imported, the others appear in the help.
+
+    Its ``parse_args`` raises SettingsError for a wrong command line.
+    """
+    parser = Parser(prog='rmuscle', description='Muscle memory for vision-language-action policies. '
+                    '"rmuscle COMMAND --help" tells more.', epilog=EXIT_CODES,
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--version', action='version', version=f'rmuscle {__version__}')
     subparsers = parser.add_subparsers(required=True, metavar='command')
     for name, (module, description) in COMMANDS.items():

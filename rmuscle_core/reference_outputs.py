@@ -15,18 +15,21 @@ actions_unnormalized [B,H,A]
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from rmuscle_core.errors import CheckpointError
+from rmuscle_core.errors import CheckpointError, reason
 from rmuscle_core.model import VLA, ModelConfig
 from rmuscle_core.processing.recipe import Recipe
 
 ARRAYS = ('images_preprocessed', 'image_masks', 'token_ids', 'token_mask', 'noise', 'prefix_embs', 'prefix_pad',
           'prefix_k', 'prefix_v', 'prefix_ffn_in', 'prefix_ffn_out', 'velocities', 'actions_full')
+PREPROCESSING = ('images_u8', 'raw_state', 'state_normalized', 'actions_unnormalized')
+RECORD = 'make it with: rmuscle verify --checkpoint OTHER_DIR --record FILE.npz'
 PICTURE = (96, 128)  # rows and columns of a drawn picture: letterboxed by every model
 TOKENS = 16
 
@@ -39,14 +42,17 @@ def dense(x, mlp, layer: int, step: int):
 def read_reference(path: str | Path) -> dict[str, np.ndarray]:
     """Read the arrays of a reference file; raises CheckpointError naming what it lacks."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f'cannot read the reference {path}: {error}; expected an .npz file with the arrays that '
-                              'rmuscle_core/reference_outputs.py lists') from error
-    missing = [name for name in ARRAYS if name not in arrays]
+        with Path(path).open('rb') as file:
+            if not zipfile.is_zipfile(file):
+                raise ValueError('it is no .npz file, or only the beginning of one')
+            with np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise CheckpointError(f'cannot read the reference {path} ({reason(error)}); {RECORD}') from error
+    expected = (*ARRAYS, *(PREPROCESSING if 'images_u8' in arrays else ()))
+    missing = [name for name in expected if name not in arrays]
     if missing:
-        raise CheckpointError(f'the reference {path} lacks {", ".join(missing)}; record it again with every stage')
+        raise CheckpointError(f'the reference {path} lacks {", ".join(missing)}; {RECORD}')
     return arrays
 
 
@@ -55,8 +61,9 @@ def check_fits(model: VLA, reference: Mapping[str, np.ndarray]) -> None:
     config = model.config
     size, sizes = config.vision.image_size, config.prefix
     for name, axes in (('images_preprocessed', (3, size, size)), ('noise', (config.chunk_size, config.padded_dim)),
-                       ('prefix_ffn_in', (sizes.width,)), ('prefix_k', (sizes.head_dim,))):
-        if reference[name].shape[-len(axes):] != axes:
+                       ('prefix_ffn_in', (sizes.width,)), ('prefix_k', (sizes.head_dim,)),
+                       ('raw_state', (config.state_dim,))):
+        if name in reference and reference[name].shape[-len(axes):] != axes:
             raise CheckpointError(f'the reference has {name} {reference[name].shape}, but this model makes '
                                   f'[..., {", ".join(map(str, axes))}]; record it with the same checkpoint')
     layers, steps = len(reference['prefix_k']), len(reference['velocities'])

@@ -11,12 +11,15 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from rmuscle_core.model import VLA, load_model
+from rmuscle_core.errors import CheckpointError
+from rmuscle_core.model import VLA, load_config, load_model
 from rmuscle_core.model.config import DTYPES, NUMERICS
+from rmuscle_core.options import add_device, output_file
 from rmuscle_core.processing.processor import read_recipe
 from rmuscle_core.processing.recipe import Recipe
 from rmuscle_core.reference_outputs import check_fits, dense, read_reference, record
@@ -161,15 +164,22 @@ def _compare_network(model: VLA, reference: Mapping[str, np.ndarray], item: int,
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add the command to rmuscle's parser."""
-    parser = subparsers.add_parser('verify', help='compare a checkpoint with recorded outputs or with another one')
-    parser.add_argument('--checkpoint', required=True, help='LeRobot or openpi checkpoint directory')
+    parser = subparsers.add_parser(
+        'verify', help='compare a checkpoint with recorded outputs or with another one',
+        description='Computes every stage of a policy call and prints the largest difference of each. Exit code 1 when '
+                    'one exceeds its limit.')
+    parser.add_argument('--checkpoint', type=Path, required=True, help='LeRobot or openpi checkpoint directory')
     other = parser.add_mutually_exclusive_group(required=True)
-    other.add_argument('--reference', help='.npz with the outputs of LeRobot, or of --record, for the same weights')
-    other.add_argument('--against', help='another checkpoint directory, such as the one this was converted from')
-    other.add_argument('--record', help='write the outputs for random inputs to this .npz instead of comparing')
-    parser.add_argument('--device', default='cpu')
-    parser.add_argument('--dtype', choices=tuple(DTYPES), help='compute in this type instead of the checkpoint\'s')
-    parser.add_argument('--numerics', choices=NUMERICS, default='lerobot', help='how bfloat16 is computed')
+    other.add_argument('--reference', type=Path, help='.npz with the outputs of LeRobot, or of --record, for the same '
+                       'weights')
+    other.add_argument('--against', type=Path, help='another checkpoint directory, such as the one this was converted '
+                       'from')
+    other.add_argument('--record', type=output_file, help='write the outputs for random inputs to this .npz instead of '
+                       'comparing')
+    add_device(parser)
+    parser.add_argument('--dtype', choices=tuple(DTYPES), help="type to compute in (default: the checkpoint's)")
+    parser.add_argument('--numerics', choices=NUMERICS, default='lerobot', help='bfloat16 rounded where LeRobot '
+                        'rounds, or faster (default: %(default)s)')
     parser.add_argument('--json', action='store_true', help='print one JSON object instead of a table')
     parser.set_defaults(run=run)
 
@@ -178,11 +188,14 @@ def run(options: argparse.Namespace) -> int:
     """Print the largest error of each stage; 0 when all are within tolerance, 1 when not."""
     if options.record:
         model, recipe = _load(options.checkpoint, options)
-        np.savez(options.record, **record(model, recipe))
+        options.record.parent.mkdir(parents=True, exist_ok=True)
+        with options.record.open('wb') as file:  # by name, numpy would add .npz
+            np.savez(file, **record(model, recipe))
         print(f'wrote {options.record}; compare with: rmuscle verify --checkpoint DIR --reference {options.record}')
         return 0
     other: dict[str, str] = {}
     if options.against:
+        _check_comparable(options.checkpoint, options.against)
         model, recipe = _load(options.against, options)
         reference, other = record(model, recipe), recipe.report()
         del model  # two of full size need not fit
@@ -197,7 +210,24 @@ def run(options: argparse.Namespace) -> int:
     return 0 if found.passed and not rules else 1
 
 
-def _load(directory: str, options: argparse.Namespace) -> tuple[VLA, Recipe]:
+def _check_comparable(first: Path, second: Path) -> None:
+    """Raise CheckpointError naming the sizes in which two checkpoints differ."""
+    one, other = map(_sizes, (first, second))
+    differing = [f'{name} ({value} and {other[name]})' for name, value in one.items() if value != other[name]]
+    if differing:
+        raise CheckpointError(f'{first} and {second} hold different models and cannot be compared; they differ in '
+                              f'{", ".join(differing)}; give --against a checkpoint of the same model and robot')
+
+
+def _sizes(directory: Path) -> dict[str, object]:
+    config = load_config(directory)
+    names = ('kind', 'state_dim', 'action_dim', 'padded_dim', 'chunk_size', 'steps', 'vocab')
+    return {**{name: getattr(config, name) for name in names}, 'cameras': len(config.cameras),
+            **{f'{part} {name}': value for part in ('vision', 'prefix', 'expert')
+               for name, value in asdict(getattr(config, part)).items()}}
+
+
+def _load(directory: Path, options: argparse.Namespace) -> tuple[VLA, Recipe]:
     model = load_model(directory, options.device, options.dtype, options.numerics)
     return model, read_recipe(directory, model.config)
 

@@ -11,20 +11,7 @@ from pathlib import Path
 
 import torch
 
-from rmuscle_core.errors import SettingsError
-
 GPU_QUERY = 'clocks.sm,clocks.mem,clocks.max.sm,power.limit,temperature.gpu,driver_version'
-
-
-def open_device(name: str) -> torch.device:
-    """Return the torch device; SettingsError when this machine has none of that name."""
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise SettingsError(f'--device {name} cannot be used here ({str(error).splitlines()[0]}); use --device cpu, '
-                            'or install a torch build for this device') from None
-    return device
 
 
 def describe(device: torch.device) -> dict[str, object]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from rmuscle_core.bench.timing import Comparison, summary
+
+UNLIMITED = 10_000  # columns of a table that goes to a file or a program
+EVERY_S = 5.0  # between two lines about progress
 
 
 def comparison_rows(comparison: Comparison, cpu: bool) -> dict[str, dict[str, object]]:
@@ -36,14 +40,14 @@ def speedups(rows: dict[str, dict], kind: str = '') -> dict[str, float]:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """First column to the left, numbers to the right."""
+    """First column to the left, numbers to the right. No cell is cut: in a narrow terminal they take more lines."""
+    terminal = sys.stdout.isatty()
     table = Table(title=title, title_justify='left')
     for number, column in enumerate(columns):
-        table.add_column(column, justify='right' if number else 'left', no_wrap=True)
+        table.add_column(column, justify='right' if number else 'left', no_wrap=not terminal, overflow='fold')
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    width = None if sys.stdout.isatty() else 160
-    Console(width=width).print(table)
+    Console(width=None if terminal else UNLIMITED).print(table)
 
 
 def print_comparison(title: str, rows: dict[str, dict]) -> None:
@@ -73,8 +77,34 @@ def finish(result: dict[str, object], as_json: bool, out: Path | None) -> None:
 
 
 def progress_bar() -> Progress:
-    """A bar on standard error, for people only."""
-    return Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True)
+    """How far the work is, on standard error: a bar in a terminal, a line every few seconds anywhere else."""
+    if sys.stderr.isatty():
+        return Progress(console=Console(stderr=True), transient=True)
+    return _Lines(disable=True)
+
+
+class _Lines(Progress):
+    """For logs. Work that is done within seconds says nothing."""
+
+    def __enter__(self) -> _Lines:
+        self._began = self._said = time.monotonic()
+        return super().__enter__()
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._say(task_id)
+
+    def update(self, task_id: TaskID, **changed: object) -> None:
+        super().update(task_id, **changed)
+        self._say(task_id)
+
+    def _say(self, task_id: TaskID) -> None:
+        task, now = self.tasks[self.task_ids.index(task_id)], time.monotonic()
+        if now - self._said >= EVERY_S:
+            self._said = now
+            of = '' if task.total is None else f' of {task.total:.0f}'
+            print(f'{task.description}: {task.completed:.0f}{of}, {now - self._began:.0f} s', file=sys.stderr,
+                  flush=True)
 
 
 def _cell(value: object) -> str:

@@ -22,7 +22,6 @@ from rmuscle_core.engine.budget import memory_budget, require_memory
 from rmuscle_core.engine.build import build_engine
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.plan import CallPlan, plan_call
-from rmuscle_core.errors import SettingsError
 from rmuscle_core.library import ReferenceId
 from rmuscle_core.model import VLA, ModelConfig, load_model
 from rmuscle_core.model.config import DTYPES
@@ -183,8 +182,6 @@ def bench_model(args: argparse.Namespace, device: torch.device, settings: Settin
 
 def _open_peers(args: argparse.Namespace, config: ModelConfig, inputs: ModelInputs,
                 device: torch.device) -> dict[str, Work]:
-    if not args.checkpoint:
-        raise SettingsError('--peers read the checkpoint themselves; name it with --checkpoint')
     works, reasons = open_peers(args.checkpoint, config, inputs, device)
     for name, reason in reasons.items():
         print(f'{name} is left out: {reason}')

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from rmuscle_core.errors import SettingsError
 from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig
 from rmuscle_core.model.initialise import initialise
 
@@ -38,8 +37,6 @@ def sized(name: str, views: int | None = None, chunk: int | None = None, dtype: 
           weight_dtype: str = 'checkpoint') -> ModelConfig:
     """The named configuration with other numbers of views or actions, or another way to hold weights."""
     config = SIZES[name]
-    if views is not None and not 1 <= views <= len(CAMERAS):
-        raise SettingsError(f'--views must lie in [1, {len(CAMERAS)}], not {views}')
     return replace(config, cameras=CAMERAS[:views] if views else config.cameras,
                    chunk_size=chunk or config.chunk_size, dtype=dtype or config.dtype, weight_dtype=weight_dtype)
 

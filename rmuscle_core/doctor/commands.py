@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from rmuscle_core.device import open_device
 from rmuscle_core.doctor import files, gpu, host, software
 from rmuscle_core.doctor.finding import FAIL, OK, WARN, Finding, Host
 
@@ -27,15 +28,23 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--checkpoint', type=Path, help='also look at this checkpoint and its tokenizer')
     parser.add_argument('--library', type=Path, help='also look at this episode library')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu',
-                        help='where the checkpoint has to fit (default: the GPU, if there is one)')
-    parser.add_argument('--root', type=Path, default=Path('/'), help='folder that holds /proc, /sys and /dev, such as '
-                        "the host's root mounted into a container")
-    parser.add_argument('--json', action='store_true', help='print JSON')
+                        help='where the checkpoint has to fit: cpu, cuda, cuda:1, ... (default: the GPU, if there is '
+                        'one)')
+    parser.add_argument('--root', type=_root, default=Path('/'), help='folder that holds /proc, /sys and /dev, such as '
+                        "the host's root mounted into a container (default: /)")
+    parser.add_argument('--json', action='store_true', help='print one JSON object')
     parser.set_defaults(run=run_doctor)
+
+
+def _root(text: str) -> Path:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f'{text} is no folder; expected one that holds proc, sys and dev')
+    return Path(text)
 
 
 def run_doctor(args: argparse.Namespace) -> int:
     """Print one line per finding, with what to do below it; 1 when something must be put right."""
+    args.device = open_device(args.device)
     found = []
     for finding in examine(Host(args.root, ros=software.has_ros()), args):
         found.append(finding)
@@ -52,7 +61,7 @@ def examine(machine: Host, args: argparse.Namespace) -> Iterator[Finding]:
     for look in (*HOST, *(ROS if machine.ros else ())):
         yield from look(machine)
     if args.checkpoint:
-        yield from files.checkpoint(args.checkpoint, torch.device(args.device))
+        yield from files.checkpoint(args.checkpoint, args.device)
     if args.library:
         yield from files.library(args.library)
 

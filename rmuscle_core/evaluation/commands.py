@@ -10,33 +10,47 @@ import sys
 from pathlib import Path
 
 from rmuscle_core.errors import SettingsError
+from rmuscle_core.options import output_file, output_folder, whole
 
-QUICK_SEEDS = 24
+SEEDS, QUICK_SEEDS = 200, 24
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add ``eval``; the simulator is imported when it runs."""
-    parser = subparsers.add_parser('eval', help='closed-loop success of settings, other methods and controls')
-    parser.add_argument('--task', default='transfer_cube', help='simulated task (%(default)s)')
+    parser = subparsers.add_parser(
+        'eval', help='closed-loop success of settings, other methods and controls',
+        description='Runs every row on the same seeds in the simulated cell and compares it with dense. Takes hours '
+                    'with all rows; interrupted, the same command goes on where it was.')
+    parser.add_argument('--task', default='transfer_cube', help='simulated task (default: %(default)s)')
     parser.add_argument('--checkpoint', type=Path, help='policy for it (default: the one shipped for the task)')
-    parser.add_argument('--rows', nargs='+', help='rows or groups of rows; --list names them (default: all)')
-    parser.add_argument('--quick', action='store_true', help=f'dense, default and previous call, {QUICK_SEEDS} seeds')
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument('--rows', nargs='+', metavar='ROW', help='rows or groups of rows; --list names them '
+                       '(default: all)')
+    which.add_argument('--quick', action='store_true', help='only dense, default and the previous call as reference')
     parser.add_argument('--list', action='store_true', help='print the rows and stop')
-    parser.add_argument('--episodes', type=int, default=200, help='seeds per row (%(default)s)')
-    parser.add_argument('--seed', type=int, default=1000, help='first of them (%(default)s)')
-    parser.add_argument('--library-seed', type=int, default=5000, help='first seed of the library (%(default)s)')
-    parser.add_argument('--errors', type=int, default=20, help='seeds whose calls are repeated densely (%(default)s)')
-    parser.add_argument('--processes', type=int, default=os.cpu_count(), help='episodes at a time (%(default)s)')
-    parser.add_argument('--out', type=Path, help='folder of results, where a run is resumed (default: out/eval/TASK)')
-    parser.add_argument('--json', type=Path, help='write the summary to this file')
+    parser.add_argument('--episodes', type=whole(1, 10**6), metavar='N', help='episodes per row, each from a seed of '
+                        f'its own (default: {SEEDS}, {QUICK_SEEDS} with --quick)')
+    parser.add_argument('--seed', type=whole(0), default=1000, help='first seed of the episodes (default: %(default)s)')
+    parser.add_argument('--library-seed', type=whole(0), default=5000, metavar='SEED', help='first seed of the '
+                        'episodes in the library (default: %(default)s)')
+    parser.add_argument('--errors', type=whole(0), default=20, metavar='N', help='episodes of each row whose calls are '
+                        'repeated densely, to tell the action error (default: %(default)s)')
+    parser.add_argument('--processes', type=whole(1, 4096), default=os.cpu_count(), metavar='N', help='episodes at a '
+                        'time (default: one for each CPU)')
+    parser.add_argument('--out', type=output_folder, help='folder of results, where a run is resumed (default: '
+                        'out/eval/TASK)')
+    parser.add_argument('--json', type=output_file, metavar='FILE', help='also write the summary to this JSON file')
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run what is missing, print the table, write the summary."""
+    import torch
+
     from rmuscle_core.bench import report
-    from rmuscle_core.bench.device import describe, open_device
+    from rmuscle_core.bench.device import describe
     from rmuscle_core.evaluation import rows, runner, table
+    from rmuscle_core.model import load_config
 
     chosen = _rows(args, rows)
     if args.list:
@@ -45,8 +59,9 @@ def run(args: argparse.Namespace) -> int:
             print(f'{row.name:24s}{row.group:16s}{settings}{f" ({row.note})" if row.note else ""}')
         return 0
     checkpoint, out = args.checkpoint or shipped_policy(args.task), args.out or Path('out', 'eval', args.task)
+    load_config(checkpoint)  # a folder that is none leaves no results behind
     plan = runner.Plan(args.task, checkpoint, out, args.errors, args.library_seed)
-    count = QUICK_SEEDS if args.quick else args.episodes
+    count = args.episodes or (QUICK_SEEDS if args.quick else SEEDS)
     seeds = range(args.seed, args.seed + count)
     with report.progress_bar() as bar:
         task = bar.add_task('episodes', total=len(chosen) * count)
@@ -57,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         command = ' '.join(['rmuscle', *sys.argv[1:]])
-        args.json.write_text(json.dumps({'command': command, 'machine': describe(open_device('cpu')),
+        args.json.write_text(json.dumps({'command': command, 'machine': describe(torch.device('cpu')),
                                          'task': args.task, 'seeds': [seeds[0], seeds[-1]],
                                          'library_seed': args.library_seed, 'rows': summary}, indent=1) + '\n')
     return 0
@@ -69,7 +84,7 @@ def _rows(args: argparse.Namespace, rows):
     wanted = set(args.rows or ())
     unknown = wanted - {row.name for row in rows.ROWS} - {row.group for row in rows.ROWS}
     if unknown:
-        raise SettingsError(f'there is no row {min(unknown)!r}; "rmuscle eval --list" names them')
+        raise SettingsError(f'--rows: there is no row {min(unknown)!r}; "rmuscle eval --list" names them')
     chosen = [row for row in rows.ROWS if not wanted or row.name in wanted or row.group in wanted]
     return chosen if chosen[0].name == rows.BASELINE else [rows.BY_NAME[rows.BASELINE], *chosen]
 
@@ -80,7 +95,7 @@ def shipped_policy(task: str) -> Path:
     from rmuscle_core.workcell.tasks import TASKS
 
     if task not in TASKS:
-        raise SettingsError(f'there is no task {task!r}; known are {", ".join(TASKS)}')
+        raise SettingsError(f'--task: there is no task {task!r}; known are {", ".join(TASKS)}')
     found = shipped(f'policy/{TASKS[task].policy}')
     if found is None:
         raise SettingsError(f'the policy for {task} is not installed here; name one with --checkpoint')

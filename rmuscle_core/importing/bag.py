@@ -33,20 +33,30 @@ class Span(NamedTuple):
 
 
 class Bags:
-    """Bags as an EpisodeSource. Raises SettingsError when robot and checkpoint do not fit."""
+    """Bags as an EpisodeSource. Raises SettingsError when robot, checkpoint and options do not fit, and
+    EpisodeError when there is but one bag and it cannot be opened.
+    """
 
     def __init__(self, bags: Sequence[Path], wanted: Wanted, robot: Robot, topics: Topics) -> None:
-        wanted = replace(wanted, masked={*wanted.masked, *robot.masked} & set(wanted.cameras))
+        wanted = replace(wanted, masked={*wanted.masked, *(set(robot.masked) & set(wanted.cameras))})
         self._image_topics = {camera: robot.topics[name] for camera, name in
                               wanted.camera_map(robot.topics, 'the parameter file').items()}
         self.cameras = tuple(self._image_topics)
         if len(robot.joints.names) != wanted.state_dim:
             raise SettingsError(f'joint_names has {len(robot.joints.names)} joints, the state of the checkpoint '
                                 f"{wanted.state_dim} values; list the checkpoint's joints in its order")
+        known = (topics.joints, topics.prompt, *robot.topics.values())
+        unknown = next((name for name in topics.renamed if name not in known), None)
+        if unknown:
+            raise SettingsError(f'--topic {unknown} names nothing that is read from a bag; expected one of '
+                                f'{", ".join(known)}')
         self.joints, self.execute_steps = robot.joints.names, wanted.execute_steps
         self._prompt, self._robot, self._topics, self._bags = wanted.prompt, robot, topics, bags
         step_ns = 1e9 / (wanted.control_rate_hz or robot.control_rate_hz)
         # Half a step is forgiven, so that a camera that jitters does not cost a whole frame.
+        if len(bags) == 1:
+            with opened(bags[0]):  # now, and not when a policy is loaded
+                pass
         self._between_ns = round((wanted.execute_steps - 0.5) * step_ns)
 
     def __enter__(self) -> Bags:

@@ -13,7 +13,7 @@ from typing import Any
 from rosbags.highlevel import AnyReader
 from rosbags.typesys import Stores, get_typestore
 
-from rmuscle_core.errors import EpisodeError, RMuscleError, SettingsError
+from rmuscle_core.errors import EpisodeError, RMuscleError, SettingsError, reason
 from rmuscle_core.sensing.samples import header_ns
 
 REORDER_NS = 1_000_000_000  # a message may be recorded this much later than one with a younger stamp
@@ -46,8 +46,9 @@ class Topics:
         """As ``find``, but EpisodeError when there is none."""
         topic = self.find(name, recorded, bag)
         if topic is None:
+            option = '--episodes-topic TOPIC' if name == self.episodes else f'--topic {name}=TOPIC'
             raise EpisodeError(f'bag {bag} has no topic {self.renamed.get(name, name)} (it has '
-                               f'{", ".join(sorted(recorded)) or "none"}); name it with --topic {name}=TOPIC')
+                               f'{", ".join(sorted(recorded)) or "none"}); name it with {option}')
         return topic
 
 
@@ -60,7 +61,7 @@ def opened(bag: Path) -> Iterator[AnyReader]:
     except RMuscleError:
         raise
     except Exception as error:  # a damaged bag breaks its reader in any way
-        raise EpisodeError(f'bag {bag} cannot be read ({type(error).__name__}: {error}); if its recording was not '
+        raise EpisodeError(f'bag {bag} cannot be read ({reason(error)}); if its recording was not '
                            'finished, repair it with "mcap recover" or "ros2 bag reindex"') from error
 
 

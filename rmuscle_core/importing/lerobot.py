@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rmuscle_core.errors import EpisodeError
+from rmuscle_core.errors import EpisodeError, reason
 from rmuscle_core.importing.episodes import PendingEpisode, Wanted, file_name
 from rmuscle_core.importing.lerobot_metadata import VERSION, read_metadata
 from rmuscle_core.importing.video import read_frames
@@ -80,7 +80,7 @@ class LeRobotDataset:
             prompts = [self._wanted.prompt or self._meta.tasks[table['task_index'][i].as_py()] for i in picked]
             success = SUCCESS not in table.column_names or any(np.ravel(table[SUCCESS].to_pylist()))
         except (KeyError, TypeError, ValueError, OSError, pa.ArrowException) as error:
-            raise EpisodeError(f'{label} is not as {VERSION} lays it out ({type(error).__name__}: {error}); fetch the '
+            raise EpisodeError(f'{label} is not as {VERSION} lays it out ({reason(error)}); fetch the '
                                'dataset again') from error
         return RecordedEpisode(name, success, [
             Observation({camera: pictures[n] for camera, pictures in images.items()}, states[n], prompts[n],

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rmuscle_core.errors import EpisodeError
+from rmuscle_core.errors import EpisodeError, reason
 
 INFO = Path('meta/info.json')
 VERSION = 'v3.0'
@@ -51,7 +51,7 @@ def read_metadata(root: Path) -> Metadata:
         version, fps = str(info['codebase_version']), float(info['fps'])
         features = {key: dict(feature) for key, feature in info['features'].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise EpisodeError(f'{path} cannot be read ({type(error).__name__}: {error}); point to the folder of a '
+        raise EpisodeError(f'{path} cannot be read ({reason(error)}); point to the folder of a '
                            'LeRobotDataset') from error
     if version != VERSION:
         advice = _CONVERT if version.startswith('v2') else 'write it again with a LeRobot of that version'
@@ -70,7 +70,7 @@ def _read_tasks(root: Path) -> dict[int, str]:
                     if pa.types.is_string(field.type) or pa.types.is_large_string(field.type))
         return dict(zip(table['task_index'].to_pylist(), table[text].to_pylist(), strict=True))
     except (OSError, KeyError, ValueError, StopIteration, pa.ArrowException) as error:
-        raise EpisodeError(f'{path} cannot be read ({type(error).__name__}: {error}); fetch the dataset again'
+        raise EpisodeError(f'{path} cannot be read ({reason(error)}); fetch the dataset again'
                            ) from error
 
 
@@ -82,7 +82,7 @@ def _read_episodes(root: Path) -> list[dict[str, Any]]:
             names = [name for name in pq.read_schema(path).names if not name.startswith('stats/')]
             rows += pq.read_table(path, columns=names).to_pylist()
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise EpisodeError(f'{path} cannot be read ({error}); fetch the dataset again') from error
+            raise EpisodeError(f'{path} cannot be read ({reason(error)}); fetch the dataset again') from error
     if not rows or not all(isinstance(row.get('episode_index'), int) for row in rows):
         raise EpisodeError(f'{root / "meta/episodes"} lists no episodes by episode_index; fetch the dataset again')
     return sorted(rows, key=lambda row: row['episode_index'])

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from rmuscle_core.errors import SettingsError
+from rmuscle_core.errors import SettingsError, reason
 from rmuscle_core.sensing.joints import JointMap
 from rmuscle_core.settings import rows
 
@@ -62,10 +62,12 @@ def _parameters(path: Path, node: str) -> dict[str, Any]:
     """Flat parameters, names joined by "."; what is given for the node goes before what is given for all."""
     try:
         content = yaml.safe_load(path.read_text())
+        if not isinstance(content, dict):
+            raise TypeError
         keys = [key for key in ('/**', node, f'/{node}', f'/**/{node}') if key in content]
         sections = [content[key]['ros__parameters'] for key in keys]
     except (OSError, UnicodeDecodeError, yaml.YAMLError, TypeError, KeyError) as error:
-        raise SettingsError(f'{path} is no ROS parameter file ({type(error).__name__}: {error}); expected '
+        raise SettingsError(f'{path} is no ROS parameter file ({reason(error)}); expected '
                             f'"/**:" or "{node}:" with "ros__parameters:" below') from error
     if not sections:
         raise SettingsError(f'{path} has parameters for {", ".join(map(str, content))} only; expected "/**:" or '

@@ -33,6 +33,9 @@ def open_source(path: Path, wanted: Wanted, options: SourceOptions) -> EpisodeSo
     """
     wanted = replace(wanted, execute_steps=options.execute_steps or wanted.execute_steps)
     if path.is_file() and path.suffix in RECORDINGS:
+        if wanted.renamed or wanted.masked or options.topics or options.episodes_topic:
+            raise SettingsError(f'{path} is a recording, which has the names of the checkpoint: leave out --camera, '
+                                '--masked-camera, --topic and --episodes-topic')
         return Recordings(path, wanted)
     if (path / 'meta' / 'info.json').is_file():
         from rmuscle_core.importing.lerobot import LeRobotDataset

@@ -9,7 +9,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from rmuscle_core.errors import EpisodeError
+from rmuscle_core.errors import EpisodeError, reason
 
 
 def read_frames(path: Path, times_s: Sequence[float], tolerance_s: float) -> list[np.ndarray]:
@@ -32,7 +32,7 @@ def read_frames(path: Path, times_s: Sequence[float], tolerance_s: float) -> lis
                 if last_s > times_s[len(frames)] + tolerance_s:
                     break
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise EpisodeError(f'video {path} cannot be decoded ({error}); fetch or record it again') from error
+        raise EpisodeError(f'video {path} cannot be decoded ({reason(error)}); fetch or record it again') from error
     shown = 'is empty' if last_s is None else f'shows one at {last_s:.4f} s instead'
     raise EpisodeError(f'video {path} has no frame at {times_s[len(frames)]:.4f} s (tolerance {tolerance_s:g} s) and '
                        f'{shown}; its length or frame rate is not what the dataset says')

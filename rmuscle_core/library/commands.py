@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
-from rich.progress import Progress
-
+from rmuscle_core.bench.memory import memory_table, print_memory
+from rmuscle_core.bench.report import progress_bar
 from rmuscle_core.errors import LibraryError
 from rmuscle_core.importing.commands import add_build
 from rmuscle_core.library.episode import verify_episode
@@ -28,14 +27,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     commands = library.add_subparsers(required=True, metavar='command')
     add_build(commands)
     info = commands.add_parser('info', help='what a library holds and what it was made with')
-    info.add_argument('library', type=Path)
-    info.add_argument('--json', action='store_true', help='print JSON')
+    info.add_argument('library', type=Path, help='folder of the library')
+    info.add_argument('--memory', action='store_true', help='also what libraries of pi0.5 at full size take, on disk '
+                      'and on the device')
+    info.add_argument('--json', action='store_true', help='print one JSON object')
     info.set_defaults(run=run_info)
     verify = commands.add_parser(
         'verify', help='read every byte and compare it with its checksum; changes nothing',
         description='Exit code 0: nothing is wrong; 1: something was (with --repair: and is put right); 3: the library '
                     'cannot be used (with --repair: something is left that needs a person).')
-    verify.add_argument('library', type=Path)
+    verify.add_argument('library', type=Path, help='folder of the library')
     verify.add_argument('--repair', action='store_true',
                         help='move broken files aside, bring back whole ones, remove what killed writers left, make a '
                              'lost library.json and the index again; deletes no recorded data')
@@ -43,9 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run_info(args: argparse.Namespace) -> int:
-    """Print the counts, the size and the fingerprint; as text also what a full-size library would need."""
-    from rmuscle_core.bench.memory import memory_table, print_memory  # needs the model, which --json does not
-
+    """Print the counts, the size and the fingerprint."""
     library = EpisodeLibrary.open(args.library, set_aside=False)
     episodes = library.episodes
     calls = sum(len(episode.keys) for episode in episodes)
@@ -57,8 +56,9 @@ def run_info(args: argparse.Namespace) -> int:
         'evicted_first': [_evictable(episode) for episode in eviction_order(episodes)[:5]],
         'fingerprint': library.fingerprint, 'problems': library.problems,
     }
+    table = memory_table() if args.memory else {}
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps({**found, **({'memory': table} if table else {})}, indent=2))
         return 0
     print(f'{args.library}: {calls} references in {found["episodes"]} episodes ({found["successful"]} successful), '
           f'{library.nbytes / 1e6:.1f} MB, {found["bytes_per_reference"]} bytes per reference')
@@ -70,8 +70,9 @@ def run_info(args: argparse.Namespace) -> int:
     if found['set_aside']:
         print(f'{found["set_aside"]} files are set aside as {BROKEN}; rmuscle library verify --repair tries them again')
     print(*library.problems, sep='\n', end='\n' if library.problems else '')
-    print('\nfor comparison, a library of pi0.5 at full size:')
-    print_memory(memory_table())
+    if table:
+        print('\nfor comparison, libraries of pi0.5 at full size:')
+        print_memory(table)
     return 0
 
 
@@ -87,27 +88,25 @@ def run_verify(args: argparse.Namespace) -> int:
         return _repair(args.library)
     library = EpisodeLibrary.open(args.library, set_aside=False)
     problems = list(library.problems)
-    with _progress() as progress:
-        for episode in progress.track(library.episodes, description='episodes'):
+    with progress_bar() as bar:
+        task = bar.add_task('episodes', total=len(library.episodes))
+        for episode in library.episodes:
             try:
                 verify_episode(episode.path)
             except LibraryError as error:
                 problems.append(str(error))
+            bar.advance(task)
     print(*problems, sep='\n', end='\n' if problems else '')
     print(f'{len(library.episodes)} episodes checked, {len(problems)} problems')
     return 1 if problems else 0
 
 
 def _repair(library: Path) -> int:
-    with _progress() as progress:
-        bar = progress.add_task('episodes', total=None)
-        done = repair(library, lambda path: progress.advance(bar))
+    with progress_bar() as bar:
+        task = bar.add_task('episodes', total=None)
+        done = repair(library, lambda path: bar.advance(task))
     for sentence in (*done.tidied, *done.repaired, *done.left):
         print(sentence)
     print(f'{len(EpisodeLibrary.open(library).episodes)} episodes can be used; {len(done.repaired)} problems repaired, '
           f'{len(done.left)} left')
     return LEFT if done.left else REPAIRED if done.repaired else 0
-
-
-def _progress() -> Progress:
-    return Progress(disable=not sys.stdout.isatty())

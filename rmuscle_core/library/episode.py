@@ -16,7 +16,7 @@ import h5py
 import numpy as np
 import torch
 
-from rmuscle_core.errors import EpisodeError
+from rmuscle_core.errors import EpisodeError, reason
 from rmuscle_core.library.durable import appearing, sync
 from rmuscle_core.library.hdf5_file import only_hard_links, writing
 from rmuscle_core.library.header import DATASETS, FORMAT, VERSION, Header, check_storage, digest
@@ -93,8 +93,7 @@ def _opened(path: Path) -> Iterator[h5py.File]:
         with h5py.File(path, 'r', locking=False) as file:
             yield file
     except Exception as error:  # on a damaged file HDF5 raises OSError, KeyError, RuntimeError, ValueError and others
-        reason = str(error) if isinstance(error, EpisodeError) else f'{type(error).__name__}: {brief(error)}'
-        raise EpisodeError(f'episode {path} is unusable: {reason}; restore the file or record the episode again'
+        raise EpisodeError(f'episode {path} is unusable: {reason(error)}; restore the file or record the episode again'
                            ) from error
 
 
@@ -102,12 +101,6 @@ def is_damage(error: EpisodeError) -> bool:
     """Whether the file itself is at fault, and not the machine at this moment (permission, memory, open files)."""
     cause = error.__cause__
     return not isinstance(cause, MemoryError) and getattr(cause, 'errno', None) not in _PASSING
-
-
-def brief(error: Exception) -> str:
-    """What the error says on one line; HDF5 writes several."""
-    text = ' '.join(str(error).split())
-    return text if len(text) <= 300 else text[:297] + '...'
 
 
 def _group(file: h5py.File, call: int) -> h5py.Group:

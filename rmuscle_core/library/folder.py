@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -84,6 +85,17 @@ def remove_unfinished(folder: Path) -> list[Path]:
         if not mark.with_name(mark.name[1:-len(USED)] + EPISODE).exists():
             mark.unlink(missing_ok=True)
     return removed
+
+
+def remove_empty(folder: Path) -> None:
+    """Take away a library that never got an episode; whatever else is in the folder stays."""
+    with contextlib.suppress(OSError), lock(folder, wait=False) as alone:
+        if alone:
+            for task in task_folders(folder):
+                task.rmdir()  # raises where anything is in it
+            for name in ('library.json', '.lock'):
+                (folder / name).unlink(missing_ok=True)
+            folder.rmdir()
 
 
 def mark_of(path: Path) -> Path:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import h5py
@@ -56,7 +56,11 @@ def read(file: h5py.File) -> Header:
     text = bytes(dataset[()])
     if digest(text) != file.attrs['header_blake2b']:
         raise EpisodeError('the checksum of its header does not match')
-    header = Header(**json.loads(text))
+    content, expected = json.loads(text), [field.name for field in fields(Header)]
+    if not isinstance(content, dict) or sorted(content) != sorted(expected):
+        raise EpisodeError(f'its header holds {", ".join(sorted(content))[:80]}, expected {", ".join(expected)}'
+                           if isinstance(content, dict) else 'its header is no mapping')
+    header = Header(**content)
     _check(header)
     return header
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from rmuscle_core.errors import EpisodeError, LibraryError
+from rmuscle_core.errors import EpisodeError, LibraryError, reason
 from rmuscle_core.library import folder
 from rmuscle_core.library.fingerprint import check_same
 from rmuscle_core.library.index import StoredEpisode, read_episode
@@ -22,13 +22,13 @@ def find_files(library: Path, report: Callable[[str], None]) -> dict[Path, os.Di
     try:
         tasks = folder.task_folders(library)
     except OSError as error:
-        raise LibraryError(f'the library {library} cannot be read ({error}); restore the folder') from error
+        raise LibraryError(f'the library {library} cannot be read ({reason(error)}); restore the folder') from error
     files = {}
     for task in tasks:
         try:
             files.update({Path(entry): entry for entry in folder.episode_files(task)})
         except OSError as error:
-            report(f'the folder {task} cannot be read ({error}); its episodes are not used until it can')
+            report(f'the folder {task} cannot be read ({reason(error)}); its episodes are not used until it can')
     return files
 
 

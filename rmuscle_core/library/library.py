@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rmuscle_core.errors import EpisodeError, LibraryError
+from rmuscle_core.errors import EpisodeError, LibraryError, reason
 from rmuscle_core.library import folder, manifest
 from rmuscle_core.library.durable import sync
-from rmuscle_core.library.episode import brief, is_damage, read_reference, write_episode
+from rmuscle_core.library.episode import is_damage, read_reference, write_episode
 from rmuscle_core.library.fingerprint import check_same
 from rmuscle_core.library.index import (
     LibraryIndex,
@@ -69,8 +69,8 @@ class EpisodeLibrary:
                     raise LibraryError(f'there is a library in {path} already; open it, or choose another folder')
                 manifest.write(path, fingerprint)
         except (OSError, ValueError) as error:  # ValueError: a name that no file can have
-            raise LibraryError(f'the library {path} cannot be created ({error}); choose a folder that can be written'
-                               ) from error
+            raise LibraryError(f'the library {path} cannot be created ({reason(error)}); choose a folder that can be '
+                               'written') from error
         return cls(path, fingerprint, widths=widths)
 
     @classmethod
@@ -179,7 +179,7 @@ class EpisodeLibrary:
                         path.unlink(missing_ok=True)  # visible, but perhaps not to stay: the folder was not synced
                     raise
         except (OSError, RuntimeError, ValueError) as error:
-            raise LibraryError(f'episode {path} could not be written ({type(error).__name__}: {brief(error)}); '
+            raise LibraryError(f'episode {path} could not be written ({reason(error)}); '
                                f'{folder.next_step(error)}') from error
         try:
             self._accept([read_checked(path, self.fingerprint)])
@@ -210,7 +210,7 @@ class EpisodeLibrary:
                     evicted.append(episode)
                     excess -= episode.nbytes
         except (OSError, LibraryError) as error:
-            self._report(f'the library {self.path} could not be brought to its capacity ({brief(error)}); '
+            self._report(f'the library {self.path} could not be brought to its capacity ({reason(error)}); '
                          f'{folder.next_step(error)}')
         self._drop(evicted)
         for episode in evicted:
@@ -294,7 +294,7 @@ class EpisodeLibrary:
             except FileNotFoundError:
                 pass  # another process was faster
             except OSError as failure:  # read-only media: the report is all that can be done
-                self._report(f'{path} could not be moved aside ({failure}); move it out of the library')
+                self._report(f'{path} could not be moved aside ({reason(failure)}); move it out of the library')
 
     def _notice_absence(self) -> None:
         with contextlib.suppress(LibraryError):

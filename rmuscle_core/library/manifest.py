@@ -8,7 +8,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from rmuscle_core.errors import LibraryError
+from rmuscle_core.errors import LibraryError, reason
 from rmuscle_core.library.durable import appearing
 
 NAME = 'library.json'
@@ -27,7 +27,8 @@ def present(folder: Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:  # a folder on the way may not be looked into, or no file can have the name
-        raise LibraryError(f'the library {folder} cannot be reached ({error}); choose another folder') from error
+        raise LibraryError(f'the library {folder} cannot be reached ({reason(error)}); choose another folder'
+                           ) from error
     return True
 
 
@@ -41,15 +42,19 @@ def write(folder: Path, fingerprint: Mapping[str, str]) -> None:
 def read(folder: Path) -> dict[str, str]:
     """The fingerprint; raises LibraryError when the folder is no library of this version."""
     path = folder / NAME
+    if not present(folder):
+        lost = any(folder.glob('*/*.h5*'))
+        raise LibraryError(f'{path} is lost, but episodes are there; try rmuscle library verify --repair' if lost else
+                           f'there is no library at {folder}; give the folder that "rmuscle library build" made')
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
-            raise ValueError(f'expected a file of at most {_MAX_BYTES} bytes, found {found.st_size}')
+            raise ValueError(f'expected a file of at most {_MAX_BYTES} bytes')
         content = json.loads(path.read_text())
         kind, version, fingerprint = content['format'], content['version'], content['fingerprint']
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise LibraryError(f'{path} cannot be read ({type(error).__name__}: {error}); point to the folder that rmuscle '
-                           'library build wrote, or try rmuscle library verify --repair') from error
+        raise LibraryError(f'{path} cannot be read ({reason(error)}); try rmuscle library verify --repair, or give '
+                           'another folder that "rmuscle library build" made') from error
     if (kind, version) != (FORMAT, VERSION):
         raise OtherVersion(f'{folder} is {str(kind)[:40]} version {str(version)[:40]}, expected {FORMAT} version '
                            f'{VERSION}; build it again or use the rMuscle version that wrote it')

@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from rmuscle_core.errors import EpisodeError
+from rmuscle_core.errors import EpisodeError, reason
 from rmuscle_core.library.durable import appearing
 from rmuscle_core.library.hdf5_file import writing
 from rmuscle_core.observation import Observation
@@ -67,7 +67,9 @@ def open_recording(path: str | Path) -> Recording:
         file = h5py.File(path, 'r', locking=False)
         found = file.attrs.get('format'), file.attrs.get('version')
         if found != (FORMAT, VERSION):
-            raise KeyError(f'expected {FORMAT} version {VERSION}, found {found[0]} version {found[1]}')
+            file.close()
+            other = f'{found[0]} version {found[1]}' if found[0] else 'another HDF5 file'
+            raise ValueError(f'expected {FORMAT} version {VERSION}, found {other}')
         return Recording(path, file)
 
 
@@ -121,5 +123,6 @@ def _read_call(group: h5py.Group) -> Observation:
 def _reading(path: str | Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, KeyError, RuntimeError) as error:
-        raise EpisodeError(f'recording {path} is unusable: {error}; record it again') from error
+    except (OSError, KeyError, RuntimeError, ValueError) as error:
+        raise EpisodeError(f'recording {path} is unusable ({reason(error)}); correct the path or record it again'
+                           ) from error

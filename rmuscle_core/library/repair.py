@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rmuscle_core.errors import EpisodeError, LibraryError
+from rmuscle_core.errors import EpisodeError, LibraryError, reason
 from rmuscle_core.library import folder, manifest
 from rmuscle_core.library.durable import sync
 from rmuscle_core.library.episode import is_damage, read_header, verify_episode
@@ -34,6 +34,8 @@ def repair(library: Path, on_file: Callable[[Path], None] = lambda path: None) -
     cannot be done, and when another process is writing to the library.
     """
     done = Repair()
+    if not manifest.present(library) and not any(library.glob(f'*/*{folder.EPISODE}*')):
+        manifest.read(library)  # raises: nothing here is ours, and no lock belongs here
     try:
         with folder.lock(library, wait=False) as alone:
             if not alone:
@@ -46,7 +48,8 @@ def repair(library: Path, on_file: Callable[[Path], None] = lambda path: None) -
                 _episode(library, path, fingerprint, done)
             (library / CACHE).unlink(missing_ok=True)
     except OSError as error:
-        raise LibraryError(f'the library {library} cannot be repaired ({error}); {folder.next_step(error)}') from error
+        raise LibraryError(f'the library {library} cannot be repaired ({reason(error)}); {folder.next_step(error)}'
+                           ) from error
     EpisodeLibrary.open(library)  # writes its index again
     return done
 
@@ -88,7 +91,7 @@ def _move_aside(path: Path, error: LibraryError, done: Repair) -> None:
     try:
         done.repaired.append(f'{error}; moved to {folder.set_aside(path)}')
     except OSError as failure:
-        done.left.append(f'{error}; it could not be moved aside ({failure})')
+        done.left.append(f'{error}; it could not be moved aside ({reason(failure)})')
 
 
 def _manifest(library: Path, done: Repair) -> dict[str, str]:
@@ -104,8 +107,8 @@ def _manifest(library: Path, done: Repair) -> dict[str, str]:
             except EpisodeError:
                 continue
         if not found or not found[0].get('weights') or any(other != found[0] for other in found):
-            raise LibraryError(f'{error}; its {len(found)} readable episodes do not tell what it was made with'
-                               ) from error
+            raise LibraryError(f'{library / manifest.NAME} is lost or damaged, and {len(found)} readable episodes do '
+                               'not tell what the library was made with; build it again') from error
         if os.path.lexists(library / manifest.NAME):
             folder.set_aside(library / manifest.NAME)
         manifest.write(library, found[0])

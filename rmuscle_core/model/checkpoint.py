@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from rmuscle_core.errors import CheckpointError, SettingsError
+from rmuscle_core.device import open_device
+from rmuscle_core.errors import CheckpointError
 from rmuscle_core.memory_free import available_bytes
 from rmuscle_core.model.checkpoint_config import config_json, load_config
 from rmuscle_core.model.layout import is_dead, tensor_views
@@ -23,19 +24,21 @@ from rmuscle_core.model.weights import SINGLE, Weights
 
 def load_model(directory: str | Path, device: torch.device | str = 'cpu', dtype: str | None = None,
                numerics: str = 'lerobot', rounded_rope: bool | None = None,
-               weight_dtype: str = 'checkpoint') -> VLA:
+               weight_dtype: str = 'checkpoint', steps: int | None = None) -> VLA:
     """Load a pi0 / pi0.5 checkpoint, frozen and in eval mode, tensor by tensor straight to its place.
 
-    dtype, rounded_rope: None follows config.json (see ModelConfig). weight_dtype: 'fp8' quantises each FFN after all
+    dtype, rounded_rope, steps: None follows config.json (see ModelConfig). weight_dtype: 'fp8' quantises each FFN after all
     are read. Raises CheckpointError that names every missing, unexpected or misshapen tensor; nothing is ever left at
     random values. Raises SettingsError for a device that is not here.
     """
-    device = _checked_device(device)
+    device = open_device(device)
     config = replace(load_config(directory), numerics=numerics)
     if dtype is not None:
         config = replace(config, dtype=dtype)
     if rounded_rope is not None:
         config = replace(config, rounded_rope=rounded_rope)
+    if steps is not None:
+        config = replace(config, steps=steps)
     if weight_dtype == 'fp8':
         # Here, since 8-bit weights bring in the kernels, which a training machine need not have.
         from rmuscle_core.model.quantized import quantize_ffns, require_fp8
@@ -84,18 +87,6 @@ def _read_weights(weights: Weights, model: VLA) -> None:
                                   'or later, or download it again')
     for name, view in views.items():
         weights.read_into(name, view)
-
-
-def _checked_device(device: torch.device | str) -> torch.device:
-    try:
-        found = torch.device(device)
-    except RuntimeError:  # its text lists every backend of torch
-        found = None
-    if found is None or not (found.type == 'cpu' or
-                             (found.type == 'cuda' and (found.index or 0) < torch.cuda.device_count())):
-        here = ['cpu', *(f'cuda:{index}' for index in range(torch.cuda.device_count()))]
-        raise SettingsError(f'device must be one of {", ".join(here)} on this machine, not {str(device)!r}')
-    return found
 
 
 def _check_memory(model: VLA, device: torch.device) -> None:

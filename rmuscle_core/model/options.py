@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from rmuscle_core.errors import CheckpointError
+from rmuscle_core.errors import CheckpointError, reason
 
 OPTIONS = 'rmuscle.yaml'
 LEROBOT_OPTIONS = {'compat': str, 'tokenizer': str, 'rounded_rope': bool, 'vision_heads': int, 'dtype': str}
@@ -28,7 +28,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f'cannot read {path} ({error}); point to a complete LeRobot checkpoint directory '
+        raise CheckpointError(f'cannot read {path} ({reason(error)}); point to a complete LeRobot checkpoint directory '
                               '(usually .../pretrained_model)') from error
     if not isinstance(content, dict):
         raise CheckpointError(f'{path} must hold a JSON object, not a {type(content).__name__}; re-export the '
@@ -41,8 +41,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = ' '.join(str(error).split())
-        raise CheckpointError(f'cannot read {path} ({reason}); see docs/checkpoints.md for its keys') from error
+        raise CheckpointError(f'cannot read {path} ({reason(error)}); see docs/checkpoints.md for its keys') from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise CheckpointError(f'{path} must hold "key: value" lines, not a {type(content).__name__}; see '
                               'docs/checkpoints.md')

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from rmuscle_core.errors import CheckpointError
+from rmuscle_core.errors import CheckpointError, reason
 from rmuscle_core.model.layout import EMBEDDING, LANGUAGE_HEAD, canonical
 
 SINGLE, INDEX = 'model.safetensors', 'model.safetensors.index.json'
@@ -90,7 +90,7 @@ def weight_files(directory: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text())['weight_map'].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f'{index} is not a readable index of weight files ({error}); copy the directory '
+        raise CheckpointError(f'{index} is not a readable index of weight files ({reason(error)}); copy the directory '
                               'again') from error
     outside = [name for name in names if Path(str(name)).name != name]
     if outside or not names:
@@ -108,7 +108,7 @@ def read_header(path: Path) -> Iterator[tuple[str, Stored]]:
             length = int.from_bytes(file.read(8), 'little')
             header = json.loads(file.read(length))
     except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f'cannot read the weights {path}: {error}; copy the checkpoint directory '
+        raise CheckpointError(f'cannot read the weights {path} ({reason(error)}); copy the checkpoint directory '
                               'again') from error
     header.pop('__metadata__', None)
     for key, entry in header.items():

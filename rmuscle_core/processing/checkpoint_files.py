@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from rmuscle_core.errors import CheckpointError
+from rmuscle_core.errors import CheckpointError, reason
 from rmuscle_core.model.options import check_types, read_json
 
 PRE, POST = 'policy_preprocessor', 'policy_postprocessor'
@@ -57,7 +57,7 @@ def read_statistics(directory: Path, step: Mapping[str, Any]) -> tuple[dict[str,
     try:
         return load_file(path), path
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f'the normalisation statistics {path} cannot be read ({error}); copy the whole '
+        raise CheckpointError(f'the normalisation statistics {path} cannot be read ({reason(error)}); copy the whole '
                               'checkpoint directory') from error
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Protocol
 
-from rmuscle_core.errors import CheckpointError
+from rmuscle_core.errors import CheckpointError, reason
 
 # the state list of a pi0.5 prompt, which is always the end of the text
 _STATE_LIST = re.compile(r'(?<=, State:)(?: -?\d+)+(?=;\nAction: \Z)')
@@ -76,7 +76,7 @@ class FileTokenizer:
             raise CheckpointError(f'{path} needs the Python package {error.name}; install it with: pip install '
                                   f'{error.name}, or set tokenizer_path to the other kind of file') from error
         except Exception as error:  # both packages raise bare Exception types of their own on a bad file
-            raise CheckpointError(f'{path} is not a readable tokenizer ({type(error).__name__}: {error}); '
+            raise CheckpointError(f'{path} is not a readable tokenizer ({reason(error)}); '
                                   'copy it again from google/paligemma-3b-pt-224') from error
         ids = self.encode('\n')
         if len(ids) != 2 or marks != (0, _BOS):

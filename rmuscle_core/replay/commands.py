@@ -8,7 +8,16 @@ import sys
 from pathlib import Path
 
 from rmuscle_core.importing.options import EPISODES, add_source_options, source_of
-from rmuscle_core.options import add_device, add_settings, check_library, given_settings, number, output_folder, whole
+from rmuscle_core.options import (
+    add_device,
+    add_settings,
+    check_library,
+    given_settings,
+    new_folder,
+    number,
+    output_folder,
+    whole,
+)
 from rmuscle_core.settings import Settings
 
 EXCEEDED = 1
@@ -24,19 +33,20 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--checkpoint', type=Path, required=True, help='LeRobot or openpi checkpoint directory')
     parser.add_argument('--library', type=Path, help='episode library made with it (default: one made of the first '
                         'episodes)')
-    parser.add_argument('--references', type=whole(0), metavar='N', help='episodes that become references (default: half, '
-                        'none with a library)')
+    parser.add_argument('--references', type=whole(0), metavar='N', help='episodes that become references (default: '
+                        'half, none with a library)')
     parser.add_argument('--out', type=output_folder, default=Path('out/replay'), help='folder of the report (default: '
                         '%(default)s)')
-    parser.add_argument('--out-bag', type=output_folder, metavar='DIR', help='also write the predicted chunks as a bag '
+    parser.add_argument('--out-bag', type=new_folder, metavar='DIR', help='also write the predicted chunks as a bag '
                         '(mcap) to this folder, which must not be there yet')
     add_device(parser)
     limits = parser.add_argument_group('limits', 'none is set unless given')
     limits.add_argument('--max-action-difference', type=number(), metavar='X', help='95th percentile of calls, in half '
                         'ranges')
-    limits.add_argument('--max-boundary-ratio', type=number(), metavar='X', help='jump between chunks, cached over dense')
-    limits.add_argument('--min-hit-ratio', type=number(0, 1), metavar='X', help='share of calls served by a reference, 0 '
-                        'to 1')
+    limits.add_argument('--max-boundary-ratio', type=number(), metavar='X', help='jump between chunks, cached over '
+                        'dense')
+    limits.add_argument('--min-hit-ratio', type=number(0, 1), metavar='X', help='share of calls served by a '
+                        'reference, 0 to 1')
     limits.add_argument('--min-speedup', type=number(), metavar='X', help='median speedup of a call on this machine')
     add_source_options(parser)
     add_settings(parser)
@@ -91,7 +101,8 @@ def joint_names(names: tuple[str, ...], actions: int) -> tuple[str, ...]:
 
 def made_with(args: argparse.Namespace, policy) -> dict[str, object]:
     """Software, device, checkpoint and settings of the run."""
-    from rmuscle_core.bench.device import describe, open_device
+    from rmuscle_core.bench.device import describe
+    from rmuscle_core.device import open_device
 
     changed = {name: value for name, value in vars(policy.settings).items() if value != getattr(Settings(), name)}
     return {**describe(open_device(args.device)), 'checkpoint': str(args.checkpoint), 'recording': str(args.episodes),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rmuscle_core.importing.options import EPISODES, add_source_options, source_of
+from rmuscle_core.options import add_device, output_folder, positive
 
 if TYPE_CHECKING:
     from rmuscle_core.tuning.choose import Choice
@@ -25,14 +26,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description='The first half of the episodes become references, settings are chosen on half of the others and '
                     'checked on the rest. Exit code 1 when the held-out error exceeds the budget.')
     parser.add_argument('episodes', type=Path, help=EPISODES)
-    parser.add_argument('--checkpoint', type=Path, required=True, help='policy directory')
-    parser.add_argument('--budget', type=float, default=0.03, help='mean |cached - dense| of the executed actions, in '
-                        'half ranges of those seen in training (%(default)s)')
+    parser.add_argument('--checkpoint', type=Path, required=True, help='LeRobot or openpi checkpoint directory')
+    parser.add_argument('--budget', type=positive, default=0.03, help='mean |cached - dense| of the executed actions, '
+                        'in half ranges of those seen in training (default: %(default)s)')
     parser.add_argument('--predict', choices=tuple(DEVICES), help='cost by the roofline of that device instead of '
                         'measured on this one')
-    parser.add_argument('--device', default='cpu')
-    parser.add_argument('--out', type=Path, default=Path('out/tune'), help='folder of tuned.yaml, tune.json, tune.png '
-                        '(%(default)s)')
+    add_device(parser)
+    parser.add_argument('--out', type=output_folder, default=Path('out/tune'), help='folder of tuned.yaml, tune.json, '
+                        'tune.png (default: %(default)s)')
     add_source_options(parser)
     parser.set_defaults(run=run)
 

@@ -9,7 +9,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rmuscle_core.settings import Settings, rows
+from rmuscle_core.options import (
+    add_device,
+    add_settings,
+    check_library,
+    given_settings,
+    new_folder,
+    output_file,
+    whole,
+)
+from rmuscle_core.settings import Settings
 from rmuscle_core.workcell import train
 from rmuscle_core.workcell.tasks import TASKS
 
@@ -24,34 +33,44 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser('workcell', help='the simulated workstations')
     commands = parser.add_subparsers(required=True, metavar='command')
     demos = commands.add_parser('demos', help='record successful demonstrations of the scripted expert')
-    demos.add_argument('--episodes', type=int, default=500, help='successful episodes to record')
-    demos.add_argument('--located', type=int, default=6000, help='still frames for the localisation task')
-    demos.add_argument('--every', type=int, default=3, help='control steps between two stored frames')
-    demos.add_argument('--seed', type=int, default=100_000, help='seed of the first episode; keep test seeds below it')
-    demos.add_argument('--out', type=Path, required=True, help='demonstration file (.npz) to write')
+    demos.add_argument('--episodes', type=whole(1), default=500, metavar='N', help='successful episodes to record '
+                       '(default: %(default)s)')
+    demos.add_argument('--located', type=whole(1), default=6000, metavar='N', help='still frames for the localisation '
+                       'task (default: %(default)s)')
+    demos.add_argument('--every', type=whole(1, 1000), default=3, metavar='N', help='control steps between two stored '
+                       'frames (default: %(default)s)')
+    demos.add_argument('--seed', type=whole(0), default=100_000, help='seed of the first episode; keep test seeds '
+                       'below it (default: %(default)s)')
+    demos.add_argument('--out', type=output_file, required=True, help='demonstration file (.npz) to write')
     add_task(demos)
     demos.set_defaults(run=run_demos)
     training = commands.add_parser('train', help='train a small pi0.5 policy on demonstrations')
     train.add_arguments(training)
     training.set_defaults(run=train.run_train)
     evaluation = commands.add_parser('evaluate', help='success of a policy in closed loop')
-    evaluation.add_argument('--checkpoint', type=Path, required=True)
-    evaluation.add_argument('--library', type=Path, help='episode library made with this checkpoint')
-    evaluation.add_argument('--episodes', type=int, default=50)
-    evaluation.add_argument('--seed', type=int, default=1000, help='seed of the first episode')
-    evaluation.add_argument('--execute', type=int, help='commands executed of each chunk (default: as trained)')
+    evaluation.add_argument('--checkpoint', type=Path, required=True, help='LeRobot or openpi checkpoint directory')
+    evaluation.add_argument('--library', type=Path, help='episode library made with this checkpoint (default: none, '
+                            'and mode is dense unless --mode says otherwise)')
+    evaluation.add_argument('--episodes', type=whole(1), default=50, metavar='N', help='episodes to run, each from a '
+                            'seed of its own (default: %(default)s)')
+    evaluation.add_argument('--seed', type=whole(0), default=1000, help='seed of the first episode (default: '
+                            '%(default)s)')
+    evaluation.add_argument('--execute', type=whole(1), metavar='N', help='commands executed of each chunk (default: '
+                            'as trained)')
     evaluation.add_argument('--frozen', action='store_true', help='control: show the first images all the time')
-    evaluation.add_argument('--record', type=Path, help='write the successful episodes for "rmuscle library build"')
-    evaluation.add_argument('--device', default='cpu')
+    evaluation.add_argument('--record', type=output_file, metavar='FILE', help='write the successful episodes to this '
+                            '.h5, for "rmuscle library build"')
+    add_device(evaluation)
     evaluation.add_argument('--json', action='store_true', help='print one JSON object')
     add_task(evaluation)
     add_settings(evaluation)
     evaluation.set_defaults(run=run_evaluate)
     bag = commands.add_parser('bag', help='record executions of a policy as a ROS 2 bag (mcap)')
-    bag.add_argument('--checkpoint', type=Path, required=True)
-    bag.add_argument('--episodes', type=int, default=6)
-    bag.add_argument('--seed', type=int, default=6000, help='seed of the first episode (%(default)s)')
-    bag.add_argument('--out', type=Path, required=True, help='bag folder to make')
+    bag.add_argument('--checkpoint', type=Path, required=True, help='LeRobot or openpi checkpoint directory')
+    bag.add_argument('--episodes', type=whole(1), default=6, metavar='N', help='episodes to record (default: '
+                     '%(default)s)')
+    bag.add_argument('--seed', type=whole(0), default=6000, help='seed of the first episode (default: %(default)s)')
+    bag.add_argument('--out', type=new_folder, required=True, help='bag folder to make; must not be there yet')
     add_task(bag)
     bag.set_defaults(run=run_bag)
 
@@ -59,20 +78,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def add_task(parser: argparse.ArgumentParser) -> None:
     """Option naming the workstation."""
     parser.add_argument('--task', choices=TASKS, default='transfer_cube', help='workstation (default: transfer_cube)')
-
-
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """One option for every setting; what is not given keeps its default, ``mode`` is dense without a library."""
-    group = parser.add_argument_group('settings', 'as in docs/parameters.md')
-    for row in rows():
-        group.add_argument(f'--{row.name.replace("_", "-")}', type=type(row.default), help=row.metadata['description'],
-                           metavar='|'.join(row.metadata['choices']) or type(row.default).__name__)
-
-
-def chosen_settings(args: argparse.Namespace) -> Settings:
-    """Checked settings of the options; SettingsError names what does not fit."""
-    given = {row.name: getattr(args, row.name) for row in rows() if getattr(args, row.name) is not None}
-    return Settings().with_values(**{'mode': 'full' if args.library else 'dense', **given})
 
 
 def run_demos(args: argparse.Namespace) -> int:
@@ -89,6 +94,7 @@ def run_demos(args: argparse.Namespace) -> int:
 
     demonstrations = record(task.make_teacher(cell), args.episodes, args.located, args.seed, args.every, progress)
     cell.close()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
     size = dataset.write(args.out, demonstrations)
     print(f'{args.out}: {len(demonstrations.images)} frames, {len(demonstrations.located_images)} still frames, '
           f'{size / 1e6:.1f} MB')
@@ -100,7 +106,9 @@ def run_evaluate(args: argparse.Namespace) -> int:
     from rmuscle_core.policy import MusclePolicy
     from rmuscle_core.workcell.evaluate import run_episodes, summary
 
-    policy = MusclePolicy.load(args.checkpoint, chosen_settings(args), args.library, args.device)
+    check_library(args.library)
+    settings = Settings().with_values(**{'mode': 'full' if args.library else 'dense', **given_settings(args)})
+    policy = MusclePolicy.load(args.checkpoint, settings, args.library, args.device, need_library=bool(args.library))
     execute = args.execute or policy.config.execute_steps
 
     def progress(episode: Episode) -> None:

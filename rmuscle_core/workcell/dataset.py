@@ -16,7 +16,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from rmuscle_core.errors import RMuscleError
+from rmuscle_core.errors import RMuscleError, reason
 
 _BLOCK = 512  # frames packed together; blocks are packed and unpacked in parallel
 _IMAGES = ('images', 'located_images')
@@ -81,8 +81,8 @@ def read(path: str | Path) -> Demonstrations:
                       if old and 'landmarks' in field.name else file[field.name] for field in fields(Demonstrations)}
             for name in _IMAGES:
                 arrays[name] = _unpack(arrays[name], file[f'{name}_ends'], file[f'{name}_shape'])
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, lzma.LZMAError) as error:
-        raise RMuscleError(f'{path} is not a readable demonstration file ({error}); '
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, lzma.LZMAError, TypeError) as error:
+        raise RMuscleError(f'{path} is not a readable demonstration file ({reason(error)}); '
                            'make one with "rmuscle workcell demos"') from error
     return Demonstrations(**arrays)
 

@@ -16,9 +16,19 @@ from pathlib import Path
 
 import torch
 
+from rmuscle_core.device import open_device
 from rmuscle_core.errors import RMuscleError
-from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig, load_model, save_checkpoint
+from rmuscle_core.model import (
+    VLA,
+    ModelConfig,
+    TransformerConfig,
+    VisionConfig,
+    load_config,
+    load_model,
+    save_checkpoint,
+)
 from rmuscle_core.model.checkpoint_config import config_json
+from rmuscle_core.options import number, output_folder, positive, whole
 from rmuscle_core.processing import ByteTokenizer, write_processors
 from rmuscle_core.workcell import dataset
 from rmuscle_core.workcell.dataset import Demonstrations
@@ -28,6 +38,7 @@ from rmuscle_core.workcell.training_data import PromptWriter, TrainingData
 NORMALISATION = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
 WARM_UP_STEPS, FINAL_RATE = 100, 0.02
 EMA_DECAY = 0.998
+CHUNK = 16  # actions
 
 
 def policy_config(demonstrations: Demonstrations, scale: float = 1.0, layers: int = 6, prefix_width: int = 192,
@@ -45,7 +56,7 @@ def policy_config(demonstrations: Demonstrations, scale: float = 1.0, layers: in
     return ModelConfig(
         kind='pi05', vision=vision, prefix=TransformerConfig(width, layers, 8 * width, 4, 1, width // 4),
         expert=TransformerConfig(sized(128), layers, 4 * sized(128), 4, 1, width // 4), vocab=ByteTokenizer.vocab,
-        cameras=tuple(demonstrations.cameras.tolist()), state_dim=joints, action_dim=joints, chunk_size=16,
+        cameras=tuple(demonstrations.cameras.tolist()), state_dim=joints, action_dim=joints, chunk_size=CHUNK,
         execute_steps=execute_steps, prompt_length=96)
 
 
@@ -199,32 +210,47 @@ class Trainer:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of a training run."""
     parser.add_argument('--data', type=Path, nargs='+', required=True, help='demonstration files of one task')
-    parser.add_argument('--out', type=Path, required=True, help='checkpoint directory to write')
-    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
-    parser.add_argument('--minutes', type=float, default=30.0, help='time limit')
-    parser.add_argument('--steps', type=int, default=0, help='step limit, reproducible; 0: by time alone')
-    parser.add_argument('--batch', type=int, default=96, help='frames of one step')
-    parser.add_argument('--repeats', type=int, default=4, help='draws of noise and time for one frame')
-    parser.add_argument('--rate', type=float, default=8e-4, help='peak learning rate')
-    parser.add_argument('--look-first', type=float, default=0.12, help='share of the run spent on still frames alone')
-    parser.add_argument('--report', type=float, default=20.0, help='seconds between validations, each saves')
-    parser.add_argument('--cameras', nargs='+', help='views to train on, of those recorded (default: all)')
+    parser.add_argument('--out', type=output_folder, required=True, help='checkpoint directory to write')
+    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu',
+                        help='where to train: cpu, cuda, ... (default: the GPU, if there is one)')
+    parser.add_argument('--minutes', type=positive, default=30.0, help='time limit, minutes (default: %(default)s)')
+    parser.add_argument('--steps', type=whole(0), default=0, help='step limit, reproducible; 0: by time alone '
+                        '(default: %(default)s)')
+    parser.add_argument('--batch', type=whole(1), default=96, help='frames of one step (default: %(default)s)')
+    parser.add_argument('--repeats', type=whole(1), default=4, help='draws of noise and time for one frame (default: '
+                        '%(default)s)')
+    parser.add_argument('--rate', type=positive, default=8e-4, help='peak learning rate (default: %(default)s)')
+    parser.add_argument('--look-first', type=number(0, 1), default=0.12, help='share of the run spent on still frames '
+                        'alone (default: %(default)s)')
+    parser.add_argument('--report', type=positive, default=20.0, help='seconds between validations, each saves '
+                        '(default: %(default)s)')
+    parser.add_argument('--cameras', nargs='+', metavar='CAMERA', help='views to train on, of those recorded '
+                        '(default: all)')
     parser.add_argument('--bfloat16', action=argparse.BooleanOptionalAction, default=torch.cuda.is_available(),
-                        help='bfloat16 matrix products')
-    parser.add_argument('--scale', type=float, default=1.0, help='multiplies the widths of the model')
-    parser.add_argument('--vision-from', type=Path, help='start from the vision tower of this checkpoint')
-    parser.add_argument('--start', type=Path, help='go on from this checkpoint')
-    parser.add_argument('--locate-weight', type=float, default=0.5, help='of the localisation losses beside acting')
-    parser.add_argument('--execute', type=int, default=12, help='commands of a chunk that a robot is to execute')
-    parser.add_argument('--layers', type=int, default=6, help='of prefix and expert')
-    parser.add_argument('--prefix-width', type=int, default=192, help='its FFN is 8 times as wide')
-    parser.add_argument('--seed', type=int, default=0)
+                        help='bfloat16 matrix products (default: on a GPU)')
+    parser.add_argument('--scale', type=positive, default=1.0, help='multiplies the widths of the model (default: '
+                        '%(default)s)')
+    parser.add_argument('--vision-from', type=Path, metavar='DIR', help='start from the vision tower of this '
+                        'checkpoint (default: from scratch)')
+    parser.add_argument('--start', type=Path, metavar='DIR', help='go on from this checkpoint (default: from scratch)')
+    parser.add_argument('--locate-weight', type=number(), default=0.5, help='weight of the localisation losses beside '
+                        'acting (default: %(default)s)')
+    parser.add_argument('--execute', type=whole(1, CHUNK), default=12, help='commands of a chunk that a robot is to '
+                        f'execute, of {CHUNK} (default: %(default)s)')
+    parser.add_argument('--layers', type=whole(1, 64), default=6, help='layers of prefix and expert (default: '
+                        '%(default)s)')
+    parser.add_argument('--prefix-width', type=whole(16, 4096), default=192, help='width of the prefix; its FFN is 8 '
+                        'times as wide (default: %(default)s)')
+    parser.add_argument('--seed', type=whole(0), default=0, help='seed of weights and draws (default: %(default)s)')
     parser.add_argument('--no-capture', dest='capture', action='store_false', help='do not use CUDA graphs')
 
 
 def run_train(args: argparse.Namespace) -> int:
     """Train and save; a run that is interrupted leaves its last report's checkpoint."""
     start = time.monotonic()
+    open_device(args.device)
+    for checkpoint in filter(None, (args.vision_from, args.start)):
+        load_config(checkpoint)
     demonstrations = dataset.join([dataset.read(path) for path in args.data])
     if args.cameras:
         demonstrations = demonstrations.seen_by(args.cameras)

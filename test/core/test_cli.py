@@ -77,11 +77,10 @@ def test_a_fault_of_our_own_is_not_blamed_on_the_installation(count):
 
 
 @pytest.mark.parametrize('arguments', [[], ['dance'], ['count', '--to', 'many']])
-def test_wrong_usage_is_code_2(count, arguments):
+def test_wrong_usage_is_one_sentence_and_code_2(count, arguments, capsys):
     count()
-    with pytest.raises(SystemExit) as exit_:
-        cli.main(arguments)
-    assert exit_.value.code == 2
+    assert cli.main(arguments) == cli.USAGE
+    assert capsys.readouterr().err.count('\n') == 1
 
 
 @pytest.mark.parametrize('name', sorted(cli.COMMANDS))

@@ -208,8 +208,9 @@ def test_a_damaged_sqlite3_bag(episodes, build, tmp_path, parameters, capsys):
     bag = write_bag(tmp_path / 'bag', messages_of(episodes[0], NAMES), StoragePlugin.SQLITE3)
     with sqlite3.connect(next(bag.glob('*.db3'))) as database:
         database.execute('DROP TABLE messages')
-    assert build(bag, 'library', '--parameters', parameters)[0] == 1
-    assert 'bag cannot be read' in capsys.readouterr().out
+    code, library = build(bag, 'library', '--parameters', parameters)
+    assert code == 3 and not library.exists()
+    assert 'bag cannot be read' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(('options', 'sentence'), [
@@ -219,7 +220,7 @@ def test_a_damaged_sqlite3_bag(episodes, build, tmp_path, parameters, capsys):
 def test_options_that_do_not_fit_are_refused(episodes, build, tmp_path, capsys, options, sentence):
     bag = write_bag(tmp_path / 'bag', messages_of(episodes[0], NAMES))
     code, library = build(bag, 'library', *options)
-    assert code == 3 and sentence in capsys.readouterr().err and not library.exists()
+    assert code == 2 and sentence in capsys.readouterr().err and not library.exists()
 
 
 def test_a_path_without_episodes_is_refused_with_what_is_accepted(build, tmp_path, capsys):

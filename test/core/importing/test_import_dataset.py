@@ -62,7 +62,7 @@ def test_a_camera_the_checkpoint_has_must_be_there_or_masked(episodes, build, co
     seen = [[type(o)({'wrist': o.images['wrist']}, o.state, o.prompt, o.stamp_s) for o in e] for e in episodes[:1]]
     root = write_dataset(tmp_path / 'dataset', seen, FPS)
     code, library = build(root)
-    assert code == 3 and not library.exists()
+    assert code == 2 and not library.exists()
     assert "no camera 'base' for the checkpoint's base (its cameras: wrist)" in capsys.readouterr().err
     code, library = build(root, 'library', '--masked-camera', 'base')
     assert code == 0 and contents(library)[0][2][0][0] == ('wrist',)
@@ -122,7 +122,7 @@ DAMAGE = {
     'frame twice': (lambda root: edit(root, frame_index=lambda c: pa.array([0] * len(c))), 'missing or twice'),
     'fewer frames than said': (lambda root: edit(root, episode_index=lambda c: pa.array([5] * len(c))),
                                'has 0 frames, its metadata says 18'),
-    'no such task': (lambda root: edit(root, task_index=lambda c: pa.array([77] * len(c))), 'KeyError: 77'),
+    'no such task': (lambda root: edit(root, task_index=lambda c: pa.array([77] * len(c))), 'it has no 77'),
     'no data file': (lambda root: (root / 'data/chunk-000/file-000.parquet').unlink(), 'No such file'),
     'data cut off': (lambda root: cut(root / 'data/chunk-000/file-000.parquet'), 'episode 0 of'),
     'no video': (lambda root: video(root).unlink(), 'No such file'),
@@ -163,7 +163,7 @@ def test_the_other_episodes_are_unharmed(episodes, build, contents, direct, tmp_
 @pytest.mark.parametrize(('change', 'sentence'), [
     ({'codebase_version': 'v2.1'}, r'version v2\.1, expected v3\.0; .*convert_dataset_v21_to_v30'),
     ({'codebase_version': 'v4.0'}, r'version v4\.0, expected v3\.0'), ({'fps': 0}, 'fps is 0'),
-    ({'fps': None}, 'TypeError'), ({'features': None}, 'AttributeError'),
+    ({'fps': None}, 'laid out in another way'), ({'features': None}, 'laid out in another way'),
     ({'features': {}}, r'observation.state .* has shape \[\]')])
 def test_a_dataset_of_another_kind_is_refused_as_a_whole(episodes, tmp_path, change, sentence):
     root = write_dataset(tmp_path / 'dataset', episodes[:1], FPS)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tiny_policy import JOINTS, WAIT_S
 
-from rmuscle_core.cli import DATA, main
+from rmuscle_core.cli import DATA, USAGE, main
 
 client = pytest.importorskip('openpi_client.websocket_client_policy', reason='pip install --no-deps openpi-client')
 
@@ -41,7 +41,7 @@ def test_serve_until_a_signal(tiny_checkpoint, number):
     (['--masked-camera', 'ceiling'], 'not a camera of the checkpoint'), (['--execute-steps', '9'], 'expected 1 to 8'),
     (['--control-rate-hz', '0'], 'above 0'), (['--window', '99'], 'window must lie in')])
 def test_options_that_do_not_fit_are_refused(tiny_checkpoint, capsys, options, sentence):
-    assert main(['serve', '--checkpoint', str(tiny_checkpoint), *options]) == DATA
+    assert main(['serve', '--checkpoint', str(tiny_checkpoint), *options]) == USAGE
     assert sentence in capsys.readouterr().err
 
 
