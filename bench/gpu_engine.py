@@ -234,10 +234,11 @@ def program_times(scene: Scene, plan: CallPlan, count: int) -> dict[str, float]:
 def measure(scene: Scene, mode: str, profile: str, count: int, peaks: roofline.Peaks, **values) -> dict[str, object]:
     """One row of the bench table."""
     plan, slot = scene.plan(mode, profile, **values)
-    row: dict[str, object] = {'tokens': plan.tokens, 'neurons': plan.neurons, 'residual': plan.residual}
+    settings, config = scene.engine.settings, scene.engine.model.config
+    neurons = plan.mean_neurons(config.expert.mlp, config.steps, settings.group_size)
+    row: dict[str, object] = {'tokens': plan.tokens, 'neurons': neurons, 'residual': plan.residual}
     row |= wall(lambda: scene.call(plan, slot), count)
-    config, views = scene.engine.model.config, len(scene.inputs.views)
-    text = scene.inputs.token_ids.shape[0]
+    views, text = len(scene.inputs.views), scene.inputs.token_ids.shape[0]
     flops, moved = roofline.work(config, views, text, plan, 2)
     operators = [o for ops in roofline.stages(config, views, text, plan, 2).values() for o in ops]
     row |= {'tflops': flops / row['p50'] / 1e9, 'gbs': moved / row['p50'] / 1e6, 'floor': peaks.milliseconds(operators)}

@@ -21,8 +21,9 @@ from rmuscle_core.engine.build import build_engine
 from rmuscle_core.engine.eager import EagerEngine, Embedded
 from rmuscle_core.engine.faults import device_failures, room_for
 from rmuscle_core.engine.graphs import GraphEngine
-from rmuscle_core.engine.plan import CallPlan, neuron_count
+from rmuscle_core.engine.plan import CallPlan
 from rmuscle_core.engine.probe import require_torch_kernels
+from rmuscle_core.engine.spread import neuron_count
 from rmuscle_core.errors import LibraryError, ObservationError
 from rmuscle_core.foresight import Foresight
 from rmuscle_core.library import EpisodeLibrary, Reference, ReferenceId, fingerprint
@@ -98,7 +99,7 @@ class MusclePolicy:
         # On a GPU speed is the point: the vision tower in bfloat16 too ("rmuscle verify --numerics fast" compares).
         with device_failures(), room_for(f'the weights of {checkpoint} on {device}'):
             model = load_model(checkpoint, device=device, numerics='fast' if device.startswith('cuda') else 'lerobot',
-                               weight_dtype=settings.weight_dtype)
+                               weight_dtype=settings.weight_dtype, steps=settings.denoise_steps or None)
         processor = Processor.from_checkpoint(checkpoint, model.config)
         processor.announce()
         opened, problem = None, ''

@@ -58,12 +58,18 @@ class Settings:
     window_episodes: int = setting(3, 'episodes whose windows are kept ready', low=1, high=64)
     budget: int = setting(6, 'references expanded at most while one chunk is executed', low=0, high=256)
     slots: int = setting(12, 'expanded references held on the device', low=1, high=256, effect=ON_CONFIGURE)
+    step_tilt: float = setting(0.4, 'how much more of neuron_ratio late denoise steps have than early ones; 0: '
+                               'equal', low=0.0, high=0.9)
+    layer_tilt: float = setting(0.3, 'how much more of neuron_ratio early expert layers have than late ones; 0: '
+                                'equal', low=0.0, high=0.9)
     mask_ratio: float = setting(0.75, 'share of neurons kept, ranked, in a library entry; upper limit of a cached '
                                 'neuron_ratio', low=0.05, high=1.0, effect=ON_CONFIGURE)
     group_size: int = setting(5, 'consecutive denoise steps that share one neuron mask', low=1, high=64,
                               unit='steps', effect=ON_CONFIGURE)
     sketch_width: int = setting(0, 'width of the random projection by which tokens are compared; 0 compares them '
                                 'whole', low=0, high=1024, effect=ON_CONFIGURE)
+    denoise_steps: int = setting(0, 'Euler steps of a call; 0: as the checkpoint says. A library belongs to one number',
+                                 low=0, high=100, unit='steps', effect=ON_CONFIGURE)
     weight_dtype: str = setting('checkpoint', 'how FFN weights are held: as the rest of the checkpoint, or in 8 bits '
                                 '(e4m3)', choices=WEIGHT_DTYPES, effect=ON_CONFIGURE)
     rtc: str = setting('off', 'real-time chunking: a chunk is computed to continue the running one, whose hold on its '

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from rmuscle_core.engine.spread import Counts
 from rmuscle_core.library import ReferenceId
 
 
@@ -19,16 +20,16 @@ class _Slot:
     reference: ReferenceId | None = None
     ready: bool = False
     readers: int = 0
-    residual_neurons: int | None = None  # as in Reading
+    residual_neurons: Counts | int | None = None  # as in Reading
 
 
 @dataclass(frozen=True)
 class Reading:
-    """Pinned slots. residual_neurons: what the first has for the Action Cache: the neuron count its residual was built
+    """Pinned slots. residual_neurons: what the first has for the Action Cache: the neuron counts its residual was built
     for, 0 for a ranking without residual, None for nothing. donors: other slots that tokens may reuse outputs of."""
 
     slot: int
-    residual_neurons: int | None
+    residual_neurons: Counts | int | None
     donors: tuple[int, ...] = ()
 
 
@@ -47,7 +48,7 @@ class WorkingSet:
         with self._lock:
             return [s.reference for s in self._slots if s.ready]
 
-    def has(self, reference: ReferenceId, residual_neurons: int | None) -> bool:
+    def has(self, reference: ReferenceId, residual_neurons: Counts | int | None) -> bool:
         """Whether the reference is ready with what is asked for the Action Cache (as in Reading; less is in more)."""
         with self._lock:
             found = next((s.residual_neurons for s in self._slots if s.ready and s.reference == reference), ())
@@ -101,7 +102,7 @@ class WorkingSet:
             self._slots[index] = _Slot(reference=reference)
             return index
 
-    def commit(self, slot: int, residual_neurons: int | None) -> None:
+    def commit(self, slot: int, residual_neurons: Counts | int | None) -> None:
         """The slot is complete and may be read."""
         with self._lock:
             self._slots[slot].residual_neurons = residual_neurons

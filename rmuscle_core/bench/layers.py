@@ -9,6 +9,7 @@ import torch
 
 from rmuscle_core.arena import ArenaShape, ReferenceArena
 from rmuscle_core.bench.timing import Comparison, Work, interleave, synchronizer
+from rmuscle_core.engine.spread import Counts, even
 from rmuscle_core.ffn import ContextFFN, DenseFFN, NeuronFFN
 from rmuscle_core.model import TransformerConfig
 from rmuscle_core.model.gemma import GeGLU
@@ -57,18 +58,18 @@ def compare_expert(rounds: int, device: torch.device, dtype: torch.dtype, sizes:
     arena.neurons[0, 0, 0] = torch.randperm(sizes.mlp, device=device)
     x = torch.randn(1, chunk, sizes.width, device=device, dtype=dtype)
 
-    def call(neurons: int | None) -> Work:
+    def call(counts: Counts | None) -> Work:
         workspace = {}
 
         def work() -> None:
-            ffn = DenseFFN() if neurons is None else NeuronFFN(arena, neurons, GROUP, 'reference', workspace)
+            ffn = DenseFFN() if counts is None else NeuronFFN(arena, counts, GROUP, 'reference', workspace)
             for step in range(GROUP):
                 ffn(x, mlp, 0, step)
         return work
 
     works = {'dense': call(None)}
     for ratio in RATIOS:
-        works[f'{ratio:g}'] = call(math.ceil(ratio * sizes.mlp))
+        works[f'{ratio:g}'] = call(even(math.ceil(ratio * sizes.mlp), 1, 1))
     return interleave('dense', works, rounds, synchronize=synchronizer(device), **timing)
 
 

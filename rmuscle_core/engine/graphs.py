@@ -19,6 +19,7 @@ from rmuscle_core.engine.lane import Checkpoint, Lane, make_lanes
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import CallPlan, arena_shape, bucket_of, plan_call
 from rmuscle_core.engine.slot_ffn import SlotContextFFN, SlotNeuronFFN, SlotRecordFFN, SlotResidualFFN
+from rmuscle_core.engine.spread import even
 from rmuscle_core.errors import EpisodeError
 from rmuscle_core.ffn import DenseFFN, ScoreFFN
 from rmuscle_core.library import Reference
@@ -232,9 +233,9 @@ class GraphEngine:
 
     def _neurons(self, plan: CallPlan) -> SlotNeuronFFN:
         """Made inside the program, so that what it carries from step to step lies in the pool that programs share."""
-        total = self.model.config.expert.mlp
-        return SlotNeuronFFN(self.arena, total if plan.neurons is None else plan.neurons, total,
-                             self.settings.group_size, plan.residual)
+        total, shape = self.model.config.expert.mlp, self.arena.shape
+        neurons = plan.neurons or even(total, shape.groups, shape.action_layers)
+        return SlotNeuronFFN(self.arena, neurons, total, self.settings.group_size, plan.residual)
 
     def _embed(self, views: int, bucket: int, cut: Checkpoint) -> None:
         tokens = views * self.model.config.vision.tokens

@@ -8,23 +8,24 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 from rmuscle_core.arena import ArenaShape
+from rmuscle_core.engine.spread import TILE, Counts, neuron_count, spread
 from rmuscle_core.errors import ObservationError
 from rmuscle_core.model import ModelConfig
 from rmuscle_core.settings import Settings
 
-TILE = 64  # rows and neurons fill whole GPU tiles where the model is large enough for tiles to matter
 BUCKETS = (16, 32, 48, 64, 96, 128, 200)  # prompt rows; a captured graph takes prompts padded to the next
 
 
 @dataclass(frozen=True)
 class CallPlan:
-    """tokens: visual tokens recomputed per layer, None for a dense prefill; neurons likewise per expert layer.
+    """tokens: visual tokens recomputed per layer, None for a dense prefill; neurons likewise, [mask
+    group][expert layer].
 
     residual: as in the settings; 'none' when no neurons are dropped.
     """
 
     tokens: int | None = None
-    neurons: int | None = None
+    neurons: Counts | None = None
     residual: str = 'none'
 
     @property
@@ -40,8 +41,11 @@ class CallPlan:
         """Neurons evaluated per layer and step, averaged over the steps of a call."""
         if self.neurons is None:
             return total
-        dense = math.ceil(steps / group_size) if self.residual == 'anchored' else 0
-        return round((dense * total + (steps - dense) * self.neurons) / steps)
+        evaluated = 0.0
+        for group, counts in zip(group_steps(steps, group_size), self.neurons):
+            dense = 1 if self.residual == 'anchored' else 0
+            evaluated += dense * total + (group - dense) * sum(counts) / len(counts)
+        return round(evaluated / steps)
 
 
 def bucket_of(length: int, prompt_length: int) -> int:
@@ -64,29 +68,28 @@ def token_count(ratio: float, tokens: int, text: int = 0) -> int:
     return count
 
 
-def neuron_count(ratio: float, neurons: int) -> int:
-    """ceil(ratio * neurons), at least one, raised to whole tiles where the layer is large."""
-    count = min(max(math.ceil(ratio * neurons), 1), neurons)
-    return min(math.ceil(count / TILE) * TILE, neurons) if neurons >= 16 * TILE else count
+def group_steps(steps: int, group_size: int) -> tuple[int, ...]:
+    """How many denoise steps each mask group has."""
+    return tuple(min(group_size, steps - first) for first in range(0, steps, group_size))
 
 
 def plan_call(settings: Settings, config: ModelConfig, tokens: int, text: int) -> CallPlan:
     """What the settings ask of one call with T visual and P text rows, padded to a bucket or not, given a reference."""
     text, total = bucket_of(text, config.prompt_length), config.expert.mlp
     context, action = settings.mode in ('context', 'full'), settings.mode in ('action', 'full')
-    neurons = neuron_count(settings.neuron_ratio, total)
-    if neurons < total:  # a reference ranks no more than its mask holds
-        neurons = min(neurons, neuron_count(settings.mask_ratio, total))
+    neurons = spread(settings.neuron_ratio, total, settings.mask_ratio, group_steps(config.steps, settings.group_size),
+                     config.expert.layers, settings.step_tilt, settings.layer_tilt)
+    some_dropped = any(count < total for counts in neurons for count in counts)
     return CallPlan(tokens=token_count(settings.token_ratio, tokens, text) if context else None,
                     neurons=neurons if action else None,
-                    residual=settings.residual if action and neurons < total else 'none')
+                    residual=settings.residual if action and some_dropped else 'none')
 
 
 def arena_shape(settings: Settings, config: ModelConfig, tokens: int) -> ArenaShape:
     """Sizes of one expanded reference for T visual tokens."""
     return ArenaShape(layers=config.prefix.layers - 1, tokens=tokens, width=config.prefix.width,
                       compare_width=settings.sketch_width or config.prefix.width, steps=config.steps,
-                      groups=math.ceil(config.steps / settings.group_size), action_layers=config.expert.layers,
+                      groups=len(group_steps(config.steps, settings.group_size)), action_layers=config.expert.layers,
                       masked=neuron_count(settings.mask_ratio, config.expert.mlp),
                       suffix=config.suffix_rows, action_width=config.expert.width,
                       with_residual=settings.residual != 'none')

@@ -12,6 +12,7 @@ import torch
 
 from rmuscle_core.arena import ReferenceArena
 from rmuscle_core.engine.packed_ffn import PackedGeGLU, PackedNeurons
+from rmuscle_core.engine.spread import Counts
 from rmuscle_kernels.merge import merge_rows
 from rmuscle_kernels.select import select_tokens
 
@@ -33,7 +34,8 @@ class SlotContextFFN:
 
 
 class SlotNeuronFFN:
-    """Action Cache for the reference in ``arena.slot`` at replay: ``neurons`` of its ranking, of ``total``, or all.
+    """Action Cache for the reference in ``arena.slot`` at replay: ``neurons[group][layer]`` of its ranking, of
+    ``total``.
 
     residual: as in NeuronFFN. One object serves one denoising, steps in order: 'anchored' carries what the first step
     of a group left for its others.
@@ -42,9 +44,10 @@ class SlotNeuronFFN:
     layer it lets ``anchor`` look at the activations.
     """
 
-    def __init__(self, arena: ReferenceArena, neurons: int, total: int, group_size: int, residual: str) -> None:
+    def __init__(self, arena: ReferenceArena, neurons: Counts, total: int, group_size: int, residual: str) -> None:
         self.arena, self.neurons, self.total, self.group_size = arena, neurons, total, group_size
-        self.residual, self.anchors = residual, neurons < total and residual == 'anchored'
+        self.residual = residual
+        self.anchors = residual == 'anchored' and any(count < total for counts in neurons for count in counts)
         self._kept: torch.Tensor | None = None
         if self.anchors:
             shape = arena.shape
@@ -60,13 +63,14 @@ class SlotNeuronFFN:
     def choice(self, layer: int, step: int) -> tuple:
         """Neurons int32 [slots, masked], slot, how many, residual [slots, H, W] or None; all None for every neuron."""
         arena, (group, since) = self.arena, divmod(step, self.group_size)
-        if self.neurons >= self.total or (self.anchors and since == 0):
+        count = self.neurons[group][layer]
+        if count >= self.total or (self.anchors and since == 0):
             return None, None, None, None
         if self.anchors:  # the same whatever the slot
             residual = self._added[since, layer].expand(arena.slots, -1, -1)
         else:
             residual = arena.residual[:, step, layer] if self.residual == 'reference' else None
-        return arena.neurons[:, group, layer], arena.slot, self.neurons, residual
+        return arena.neurons[:, group, layer], arena.slot, count, residual
 
     def anchor(self, mlp: PackedNeurons, layer: int, step: int) -> None:
         """Called after each layer: where it was dense for a group's sake, keep what the other steps will leave out."""
@@ -76,9 +80,11 @@ class SlotNeuronFFN:
         if stop == step + 1:
             return  # no step follows in this group
         if layer == 0:  # one look at the masks for all layers
-            ranked = self.arena.neurons[:, step // self.group_size, :, :self.neurons]
+            ranked = self.arena.neurons[:, step // self.group_size]
             self._kept = ranked.index_select(0, self.arena.slot)[0].long()
-        mlp.left_out(self._kept[layer], self._added[0, layer])
+        count = self.neurons[step // self.group_size][layer]
+        if count < self.total:  # else no step of the group leaves anything out here
+            mlp.left_out(self._kept[layer, :count], self._added[0, layer])
         if layer == self.arena.shape.action_layers - 1:
             self._foretell(step, stop)
 
@@ -108,17 +114,22 @@ class SlotRecordFFN:
 
 
 class SlotResidualFFN:
-    """Dense expert FFN that keeps, in the slot that ``slot`` names, what all but its first ``neurons`` contribute."""
+    """Dense expert FFN that keeps, in the slot that ``slot`` names, what all but its first ``neurons[group][layer]``
+    contribute."""
 
-    def __init__(self, arena: ReferenceArena, slot: torch.Tensor, neurons: int, group_size: int,
+    def __init__(self, arena: ReferenceArena, slot: torch.Tensor, neurons: Counts, group_size: int,
                  cut: Callable[[], None]) -> None:
         self.arena, self.slot, self.neurons, self.group_size, self.cut = arena, slot, neurons, group_size, cut
 
     def __call__(self, x: torch.Tensor, mlp: PackedNeurons, layer: int, step: int = 0) -> torch.Tensor:
         if layer == 0:
             self.cut()
+        group = step // self.group_size
+        count = self.neurons[group][layer]
+        if count >= mlp.gate.out_features:  # a call evaluates them all
+            return mlp.down(mlp.activations(x))
         a = mlp.activations(x)
-        ranked = self.arena.neurons[:, step // self.group_size, layer, :self.neurons]
+        ranked = self.arena.neurons[:, group, layer, :count]
         kept = ranked.index_select(0, self.slot)[0].long()
         dropped = a.index_fill(-1, kept, 0)
         self.arena.residual[:, step, layer].index_copy_(0, self.slot, mlp.down(dropped))

@@ -115,15 +115,6 @@ class DenoiseEngine(MemoEngine):
         return x
 
 
-def fewer_steps(count: int) -> type[DenoiseEngine]:
-    """The honest alternative: the same flow in ``count`` Euler steps."""
-    class FewerSteps(DenoiseEngine):
-        def _denoise(self, embedded: Embedded, slot: int | None) -> torch.Tensor:
-            return self._euler(embedded, self.noise, [1 - k / count for k in range(count)])
-
-    return FewerSteps
-
-
 class SkipSteps(DenoiseEngine):
     """DP-Cache as described: the network runs at every second step, and a skipped step reuses the last velocity."""
 

@@ -50,7 +50,8 @@ def record(checkpoint: Path, cell: Cell, path: Path, count: int, first_seed: int
 def library_name(row: Row) -> str:
     """Rows with equal names are served from the same library."""
     settings = Settings().with_values(**row.settings)
-    return f'{row.episodes}-group{settings.group_size}-mask{settings.mask_ratio:g}-{row.rank}'
+    steps = f'-steps{settings.denoise_steps}' if settings.denoise_steps else ''
+    return f'{row.episodes}-group{settings.group_size}-mask{settings.mask_ratio:g}-{row.rank}{steps}'
 
 
 def build(row: Row, checkpoint: Path, recording: Path, directory: Path) -> Path:

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +50,7 @@ class Plan:
         for file in sorted(self.checkpoint.glob('*.safetensors')):
             weights.update(file.read_bytes())
         mine = {'task': self.task, 'weights': weights.hexdigest(), 'library_seed': self.library_seed,
-                'profiles': {name: list(ratios) for name, ratios in PROFILES.items()}}
+                'profiles': {name: list(ratios) for name, ratios in PROFILES.items()}, 'defaults': asdict(Settings())}
         if not self.results.exists():
             self.results.write_text(json.dumps(mine) + '\n')
             return
@@ -207,7 +207,7 @@ def make_policy(row: Row, plan: Plan) -> MusclePolicy:
     """The row's policy on its own engine, with the library built for it."""
     # A row is one setting: the shadow check would step a bad one back to a better.
     settings = Settings().with_values(shadow_every=0, **row.settings)
-    model = load_model(plan.checkpoint)
+    model = load_model(plan.checkpoint, steps=settings.denoise_steps or None)
     processor = Processor.from_checkpoint(plan.checkpoint, model.config)
     identity = fingerprint(plan.checkpoint, model, processor, masks=mask_layout(settings, model.config))
     library = EpisodeLibrary.open(plan.out / 'libraries' / libraries.library_name(row), identity)

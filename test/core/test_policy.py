@@ -257,6 +257,15 @@ def test_a_call_evaluates_no_more_neurons_than_a_reference_ranks_unless_it_asks_
     assert chunk.report.neurons_evaluated == round((dense_steps + (4 - dense_steps) * share) / 4 * chunk.report.neurons)
 
 
+def test_fewer_denoise_steps_are_another_policy_with_a_library_of_its_own(load, look, tmp_path):
+    ten, two = load(OPEN.with_values(mode='dense')), load(OPEN.with_values(mode='dense', denoise_steps=2))
+    assert (ten.config.steps, two.config.steps) == (4, 2)
+    assert not np.allclose(ten.infer(look(1, 0)).actions, two.infer(look(1, 0)).actions, atol=1e-3)
+    folder = tmp_path / 'two'
+    load(OPEN.with_values(denoise_steps=2), folder)
+    assert 'model' in load(OPEN, folder).problems[0] and not load(OPEN.with_values(denoise_steps=2), folder).problems
+
+
 def test_a_robot_without_a_camera_has_a_muscle_memory_too(load, look, tmp_path):
     seen = [look(1, place, cameras=('wrist',)) for place in range(3)]
     policy = load(library=tmp_path / 'library', cameras=('wrist',))

@@ -14,7 +14,7 @@ from rmuscle_core.settings import Settings
 CAMERAS, JOINTS, PROMPT = ('base', 'wrist'), 5, 'lift the cube'
 WAIT_S = 60.0  # an upper bound, never waited for when the code is right
 OPEN = Settings().with_values(token_ratio=0.5, neuron_ratio=0.5, min_similarity=0.0, action_similarity=0.0,
-                              residual='reference')
+                              residual='reference', step_tilt=0.0, layer_tilt=0.0)
 NORMALISATION = {'VISUAL': 'IDENTITY', 'STATE': 'QUANTILES', 'ACTION': 'QUANTILES'}
 
 

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from rmuscle_core.bench import roofline
 from rmuscle_core.bench.sizes import PI05, SIZES, TEXT, random_model
 from rmuscle_core.engine.plan import CallPlan
+from rmuscle_core.engine.spread import even
 from rmuscle_core.ffn import DenseFFN
 
 
@@ -41,11 +42,12 @@ def test_ffn_bytes_and_flops_at_full_size():
 def test_a_cached_plan_lowers_only_what_it_skips():
     peaks = roofline.Peaks(1e14, 1e12, 'test')
     dense = roofline.floors(PI05, 3, 32, CallPlan(), 2, peaks)
-    cached = roofline.floors(PI05, 3, 32, CallPlan(384, 2048, 'reference'), 2, peaks)
+    cached = roofline.floors(PI05, 3, 32, CallPlan(384, even(2048, 2, 18), 'reference'), 2, peaks)
     assert cached['vision'] == dense['vision'] and cached['prefill attention'] == dense['prefill attention']
     assert cached['prefill ffn'] < 0.6 * dense['prefill ffn']
     assert 0.5 * dense['denoise ffn'] < cached['denoise ffn'] < 0.52 * dense['denoise ffn']
-    anchored = roofline.floors(PI05, 3, 32, CallPlan(384, 2048, 'anchored'), 2, peaks)  # two of ten steps are dense
+    plan = CallPlan(384, even(2048, 2, 18), 'anchored')  # two of ten steps are dense
+    anchored = roofline.floors(PI05, 3, 32, plan, 2, peaks)
     assert 0.6 * dense['denoise ffn'] < anchored['denoise ffn'] < 0.62 * dense['denoise ffn']
     assert cached['total'] == pytest.approx(sum(v for k, v in cached.items() if k != 'total'))
 

@@ -20,15 +20,17 @@ from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import BUCKETS, CallPlan, bucket_of, plan_call
+from rmuscle_core.engine.spread import even
 from rmuscle_core.errors import CheckpointError, EpisodeError, ObservationError
 from rmuscle_core.ffn import Interrupted
 from rmuscle_core.model import VLA, TransformerConfig
 from rmuscle_core.settings import RESIDUALS, Settings
 
 SETTINGS = Settings(slots=4, group_size=2)
-FULL = CallPlan(tokens=13, neurons=9, residual='anchored')
-PLANS = (CallPlan(), CallPlan(tokens=13), *(CallPlan(neurons=9, residual=residual) for residual in RESIDUALS), FULL,
-         CallPlan(tokens=0, neurons=4))
+NINE = (9, 24, 4), (10, 9, 9)  # of 24, by mask group and layer
+FULL = CallPlan(tokens=13, neurons=NINE, residual='anchored')
+PLANS = (CallPlan(), CallPlan(tokens=13), *(CallPlan(neurons=NINE, residual=residual) for residual in RESIDUALS), FULL,
+         CallPlan(tokens=0, neurons=even(4, 2, 3)))
 
 
 def nothing() -> None:
@@ -159,7 +161,7 @@ def test_recomputed_rows_fill_whole_tiles_with_the_padded_prompt():
 
 def test_all_neurons_leave_nothing_for_a_residual_to_stand_in_for():
     every = plan_call(SETTINGS.with_values(neuron_ratio=1.0), small_config(), 32, 11)
-    assert (every.neurons, every.residual) == (24, 'none')
+    assert (every.neurons, every.residual) == (even(24, 2, 3), 'none')
     assert plan_call(SETTINGS.with_values(neuron_ratio=0.5), small_config(), 32, 11).residual == SETTINGS.residual
 
 

@@ -14,13 +14,14 @@ from engine_parts import make_inputs, make_reference, small_config, small_model
 from rmuscle_core.engine.eager import EagerEngine
 from rmuscle_core.engine.graphs import GraphEngine
 from rmuscle_core.engine.plan import CallPlan
+from rmuscle_core.engine.spread import even
 from rmuscle_core.model import VLA
 from rmuscle_core.model.guidance import Guidance, gain, prefix_weights
 from rmuscle_core.settings import Settings
 
 SETTINGS = Settings(slots=2, group_size=2)
-PLANS = (CallPlan(), CallPlan(tokens=13), CallPlan(tokens=13, neurons=9, residual='anchored'),
-         CallPlan(neurons=9, residual='reference'))
+PLANS = (CallPlan(), CallPlan(tokens=13), CallPlan(tokens=13, neurons=even(9, 4, 3), residual='anchored'),
+         CallPlan(neurons=even(9, 4, 3), residual='reference'))
 
 
 def lerobot_velocity(velocity, x, time, target, weights, limit):

@@ -12,6 +12,7 @@ from rmuscle_core.arena import ReferenceArena
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import CallPlan, arena_shape
 from rmuscle_core.engine.slot_ffn import SlotContextFFN, SlotNeuronFFN, SlotRecordFFN, SlotResidualFFN
+from rmuscle_core.engine.spread import even
 from rmuscle_core.errors import CheckpointError
 from rmuscle_core.ffn import ContextFFN, DenseFFN, NeuronFFN, RecordFFN, ResidualFFN, ScoreFFN
 from rmuscle_core.model.checkpoint import load_model
@@ -20,7 +21,8 @@ from rmuscle_core.settings import Settings
 PARITY = Path(__file__).parents[2] / 'data' / 'parity' / 'tiny_pi05_float32'
 SETTINGS = Settings(slots=3)
 TEXT = 11
-PLAN = CallPlan(tokens=9, neurons=40)
+# neurons differ by step and layer, as they do in a call
+PLAN = CallPlan(tokens=9, neurons=tuple(tuple(28 + (7 * g + 5 * m) % 20 for m in range(8)) for g in range(10)))
 
 
 @pytest.fixture
@@ -129,7 +131,7 @@ def test_ratio_one_is_dense_bit_for_bit(parity):
     packed, config, prefix = PackedVLA(parity), parity.config, prefix_of(parity.config, 2)
     tokens = 2 * config.vision.tokens
     arena = ReferenceArena(arena_shape(SETTINGS, config, tokens), 3, torch.float32, 'cpu')
-    every = SlotNeuronFFN(arena, config.expert.mlp, config.expert.mlp, 5, 'anchored')
+    every = SlotNeuronFFN(arena, even(config.expert.mlp, 2, config.expert.layers), config.expert.mlp, 5, 'anchored')
     assert torch.equal(run(packed, prefix, SlotContextFFN(arena, tokens), every),
                        run(packed, prefix, DenseFFN(), every))
 
@@ -140,7 +142,7 @@ def test_folded_denoising_equals_the_plain_forward(parity):
     plain = run(parity, prefix, DenseFFN(), DenseFFN())
     packed = PackedVLA(parity)
     arena = ReferenceArena(arena_shape(SETTINGS, config, 2 * config.vision.tokens), 1, torch.float32, 'cpu')
-    every = SlotNeuronFFN(arena, neurons, neurons, 5, 'none')
+    every = SlotNeuronFFN(arena, even(neurons, 2, config.expert.layers), neurons, 5, 'none')
     torch.testing.assert_close(run(packed, prefix, DenseFFN(), every), plain, atol=1e-5, rtol=0)
     seam = run(packed, prefix, DenseFFN(), lambda x, mlp, layer, step: every(x, mlp, layer, step))
     torch.testing.assert_close(seam, plain, atol=1e-5, rtol=0)

@@ -10,6 +10,7 @@ from rmuscle_core.arena import ReferenceArena
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import arena_shape
 from rmuscle_core.engine.slot_ffn import SlotContextFFN, SlotNeuronFFN
+from rmuscle_core.engine.spread import even
 from rmuscle_core.ffn import DenseFFN
 from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig
 from rmuscle_core.settings import Settings
@@ -48,7 +49,8 @@ def test_kernels_compute_what_their_references_do(monkeypatch, neurons_evaluated
             prompt = packed.embed_prompt(torch.arange(1, 12))
             prefix = torch.cat([packed.embed_images(images).flatten(0, 1), prompt])[None]
             cache = packed.prefill(prefix, DenseFFN() if tokens is None else SlotContextFFN(arena, tokens))
-            ffn = SlotNeuronFFN(arena, neurons_evaluated, NEURONS, settings.group_size, residual)
+            counts = even(neurons_evaluated, arena.shape.groups, 2)
+            ffn = SlotNeuronFFN(arena, counts, NEURONS, settings.group_size, residual)
             return packed.denoise(cache, noise, ffn), cache.k.clone()
 
     expected = run()

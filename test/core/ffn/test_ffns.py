@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from rmuscle_core.arena import ArenaShape, ReferenceArena
+from rmuscle_core.engine.spread import even
 from rmuscle_core.ffn import ContextFFN, DenseFFN, Interrupted, NeuronFFN, RecordFFN, ResidualFFN, ScoreFFN
 from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig
 
 T, TEXT, K, GROUP, N = 8, 3, 4, 2, 24
+SIX, ALL = even(6, 2, 3), even(N, 2, 3)
 
 
 def nothing():
@@ -42,7 +44,7 @@ def noise():
 
 
 @torch.inference_mode()
-def expand(model, arena, slot, prefix, neurons=6):
+def expand(model, arena, slot, prefix, neurons=SIX):
     cache = model.prefill(prefix, RecordFFN(arena, slot, nothing))
     score = ScoreFFN(2, 3, N, GROUP, 'cpu', nothing)
     model.denoise(cache, noise(), score)
@@ -60,7 +62,7 @@ def act(model, prefix, context, neurons):
 def test_ratio_one_is_dense_bit_for_bit(model, arena):
     expand(model, arena, 1, prefix_of(0))
     dense = act(model, prefix_of(1), DenseFFN(), DenseFFN())
-    assert torch.equal(act(model, prefix_of(1), ContextFFN(arena, T), NeuronFFN(arena, N, GROUP, 'anchored')), dense)
+    assert torch.equal(act(model, prefix_of(1), ContextFFN(arena, T), NeuronFFN(arena, ALL, GROUP, 'anchored')), dense)
 
 
 def test_record_keeps_what_a_dense_prefill_sees_bit_for_bit(model, arena):
@@ -81,11 +83,11 @@ def test_record_keeps_what_a_dense_prefill_sees_bit_for_bit(model, arena):
 
 @pytest.mark.parametrize('residual', ['reference', 'anchored'])
 def test_an_identical_observation_reproduces_dense_whatever_is_reused(model, arena, residual):
-    expand(model, arena, 0, prefix_of(3), neurons=6)
+    expand(model, arena, 0, prefix_of(3), neurons=SIX)
     dense = act(model, prefix_of(3), DenseFFN(), DenseFFN())
-    cached = act(model, prefix_of(3), ContextFFN(arena, 0), NeuronFFN(arena, 6, GROUP, residual))
+    cached = act(model, prefix_of(3), ContextFFN(arena, 0), NeuronFFN(arena, SIX, GROUP, residual))
     torch.testing.assert_close(cached, dense, rtol=0, atol=1e-5)
-    without = act(model, prefix_of(3), ContextFFN(arena, 0), NeuronFFN(arena, 6, GROUP, 'none'))
+    without = act(model, prefix_of(3), ContextFFN(arena, 0), NeuronFFN(arena, SIX, GROUP, 'none'))
     assert (without - dense).abs().max() > 1e-3  # what the dropped neurons contributed is really gone
 
 
@@ -136,11 +138,11 @@ def test_scores_are_activation_magnitude_times_output_weight(model, arena):
 
 def test_neurons_outside_the_mask_do_not_matter_without_residual(model, arena):
     expand(model, arena, 0, prefix_of(8))
-    before = act(model, prefix_of(8), DenseFFN(), NeuronFFN(arena, 6, GROUP, 'none'))
+    before = act(model, prefix_of(8), DenseFFN(), NeuronFFN(arena, SIX, GROUP, 'none'))
 
     class Poisoned(NeuronFFN):
-        def _weights(self, mlp, group, layer):
-            kept = self.arena.neurons[self.slot, group, layer, :self.neurons].long()
+        def _weights(self, mlp, group, layer, count):
+            kept = self.arena.neurons[self.slot, group, layer, :count].long()
             poisoned = copy.deepcopy(mlp)
             dropped = torch.ones(N, dtype=torch.bool).index_fill(0, kept, False)
             eight_bit = model.config.weight_dtype == 'fp8'
@@ -148,16 +150,16 @@ def test_neurons_outside_the_mask_do_not_matter_without_residual(model, arena):
             with torch.no_grad():
                 gate[dropped] = float('nan')
                 (down if eight_bit else down.t())[dropped] = float('nan')
-            return super()._weights(poisoned, group, layer)
+            return super()._weights(poisoned, group, layer, count)
 
-    assert torch.equal(act(model, prefix_of(8), DenseFFN(), Poisoned(arena, 6, GROUP, 'none')), before)
+    assert torch.equal(act(model, prefix_of(8), DenseFFN(), Poisoned(arena, SIX, GROUP, 'none')), before)
 
 
 @pytest.mark.parametrize(('residual', 'dense_steps'), [('anchored', {0, 2}), ('reference', set()),
                                                         ('none', set())])
 def test_the_first_step_of_a_group_is_dense_where_the_call_anchors_its_residual(model, arena, residual, dense_steps):
     expand(model, arena, 0, prefix_of(3))
-    ffn, exact = NeuronFFN(arena, 6, GROUP, residual), set()
+    ffn, exact = NeuronFFN(arena, SIX, GROUP, residual), set()
 
     def spy(x, mlp, layer, step=0):
         y = ffn(x, mlp, layer, step)
@@ -171,7 +173,7 @@ def test_the_first_step_of_a_group_is_dense_where_the_call_anchors_its_residual(
 
 def test_what_is_added_after_the_first_step_is_what_was_left_out_there(model, arena):
     expand(model, arena, 0, prefix_of(3))
-    ffn, layer = NeuronFFN(arena, 6, GROUP, 'anchored'), 1
+    ffn, layer = NeuronFFN(arena, SIX, GROUP, 'anchored'), 1
     mlp = model.expert.layers[layer].mlp
     x = torch.randn(1, 5, 12, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
