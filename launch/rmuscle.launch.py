@@ -34,6 +34,8 @@ def generate_launch_description():
         DeclareLaunchArgument('checkpoint', default_value='', description='folder of the policy checkpoint'),
         DeclareLaunchArgument('library', default_value='', description='folder of the episode library'),
         DeclareLaunchArgument('prompt', default_value='', description='what the robot is told to do'),
+        DeclareLaunchArgument('trajectory_topic', default_value='joint_trajectory',
+                              description='where the controller listens, as /arm_controller/joint_trajectory'),
         DeclareLaunchArgument('configure', default_value='true', choices=['true', 'false'],
                               description='load and warm up the policy at start'),
         DeclareLaunchArgument('activate', default_value='false', choices=['true', 'false'],
@@ -51,6 +53,7 @@ def _policy_node(context):
     node = LifecycleNode(
         package='rmuscle', executable='policy_node', name='policy_node', namespace=LaunchConfiguration('namespace'),
         parameters=[LaunchConfiguration('params_file'), parameters], output='both', emulate_tty=True,
+        remappings=[('joint_trajectory', LaunchConfiguration('trajectory_topic'))],
         arguments=['--ros-args', '--log-level', LaunchConfiguration('log_level')],
         respawn=LaunchConfiguration('respawn').perform(context) == 'true', respawn_delay=2.0)
 

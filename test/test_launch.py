@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMON = {'namespace': '', 'log_level': 'info', 'checkpoint': '', 'library': '', 'prompt': '', 'params_file': None}
 ARGUMENTS = {  # as documented; None: a path below the installed package
     'rmuscle.launch.py': {**COMMON, 'use_sim_time': 'false', 'configure': 'true', 'activate': 'false',
-                          'respawn': 'false'},
+                          'respawn': 'false', 'trajectory_topic': 'joint_trajectory'},
     'workcell.launch.py': COMMON,
 }
 
