@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
@@ -24,6 +25,15 @@ def test_every_command_can_be_typed_as_it_is_written(page):
 @EVERY_PAGE
 def test_every_path_exists(page):
     assert not {path for path in page.paths if not (ROOT / path).exists()}
+
+
+@EVERY_PAGE
+def test_every_program_imports_what_there_is(page):
+    for block in (text for language, text in page.blocks if language == 'python'):
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith('rmuscle_'):
+                source = (ROOT / node.module.replace('.', '/')).with_suffix('.py').read_text()
+                assert not [name.name for name in node.names if not re.search(rf'^(class|def) {name.name}\b', source, re.M)]
 
 
 @EVERY_PAGE
