@@ -34,10 +34,12 @@ class Limits:
 
 
 def half_ranges(policy: MusclePolicy, observation: Observation) -> np.ndarray:
-    """What one unit of the model's normalised action is worth, per joint: float32 [A], the checkpoint's units."""
+    """What one unit of the model's normalised action is worth, per joint: float32 [A], the checkpoint's units; 1 for a
+    joint that stood still in training, whose actions cannot differ."""
     ones = np.ones((policy.config.chunk_size, policy.config.padded_dim), np.float32)
     decode = policy.processor.decode
-    return np.abs(decode(ones, observation) - decode(-ones, observation))[0] / 2
+    worth = np.abs(decode(ones, observation) - decode(-ones, observation))[0] / 2
+    return np.where(worth > 0, worth, np.float32(1))
 
 
 def differences(calls: Sequence[ReplayedCall], executed: int) -> np.ndarray:

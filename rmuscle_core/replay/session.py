@@ -36,7 +36,7 @@ class Session:
     def __init__(self, checkpoint: Path, settings: Settings, episodes: Sequence[PendingEpisode], executed: int,
                  out: Path, library: Path | None = None, references: int | None = None, device: str = 'cpu',
                  cameras: Sequence[str] = ()) -> None:
-        count = references if references is not None else 0 if library else len(episodes) // 2
+        count = references if references is not None else 0 if library else max(1, len(episodes) // 2)
         if not 0 <= count < len(episodes):
             raise EpisodeError(f'{len(episodes)} episodes cannot be split into {count} references and at least one to '
                                'replay; record more, give a --library, or set --references')
@@ -57,10 +57,17 @@ class Session:
         self.cached.close()
 
     def prepare(self) -> tuple[list[RecordedEpisode], list[tuple[str, str]]]:
-        """Record the references; return the other episodes, read, and which were skipped and why."""
+        """Record the references; return the other episodes that fit, read, and which were skipped and why.
+
+        Raises EpisodeError when no reference is left.
+        """
         skipped: list[tuple[str, str]] = []
         self._record_references(skipped, lambda: None)
-        return [episode for pending in self.tested if (episode := self._tested(pending, skipped))], skipped
+        if not self.cached.library.episodes:
+            raise EpisodeError(f'none of the {len(self.references)} episodes that come first can serve as reference '
+                               f'({skipped[0][0]}: {skipped[0][1]}); record them again, or leave them out')
+        episodes = [episode for pending in self.tested if (episode := self._tested(pending, skipped))]
+        return [episode for episode in episodes if self._fits(episode, skipped)], skipped
 
     def run(self, progress: Callable[[], None] = lambda: None) -> Replayed:
         """Record the references, replay the rest; progress() after every episode."""
@@ -78,9 +85,19 @@ class Session:
             return None
         return read_or_skip(pending, skipped)
 
+    def _fits(self, episode: RecordedEpisode, skipped: list[tuple[str, str]]) -> bool:
+        try:
+            for observation in episode.observations:
+                self.cached.processor.encode(observation)
+        except ObservationError as error:
+            skipped.append((episode.name, str(error)))
+            return False
+        return True
+
     def _record_references(self, skipped: list[tuple[str, str]], progress: Callable[[], None]) -> None:
         for pending in self.references:
-            if episode := read_or_skip(pending, skipped):
+            episode = read_or_skip(pending, skipped)
+            if episode and self._fits(episode, skipped):
                 self._record(episode)
             progress()
         self.cached.memory.retriever.use(self.cached.library.index())

@@ -26,20 +26,19 @@ class Choice:
     index: tuple[int, int, int]
 
 
-def bounds(sweep: Sweep, calls: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean error of some calls (bool [calls]) and its upper bound, [windows, tokens, neurons].
+def bounds(sweep: Sweep) -> tuple[np.ndarray, np.ndarray]:
+    """Mean error and its upper bound, [windows, tokens, neurons].
 
     Calls of an episode resemble each other, so the standard error is that of episode means.
     """
-    owners = sweep.episodes[calls]
-    means = np.stack([sweep.errors[calls][owners == episode].mean(0) for episode in np.unique(owners)])
+    means = np.stack([sweep.errors[sweep.episodes == episode].mean(0) for episode in np.unique(sweep.episodes)])
     spread = means.std(0, ddof=1) / np.sqrt(len(means)) if len(means) > 1 else means[0]  # one episode proves little
     return means.mean(0), means.mean(0) + ONE_SIDED_95 * spread
 
 
-def choose(sweep: Sweep, calls: np.ndarray, budget: float) -> Choice:
+def choose(sweep: Sweep, budget: float) -> Choice:
     """Raises SettingsError when not even the most careful setting keeps the budget."""
-    error, bound = bounds(sweep, calls)
+    error, bound = bounds(sweep)
     allowed = bound <= budget
     if not allowed.any():
         best = np.unravel_index(bound.argmin(), bound.shape)

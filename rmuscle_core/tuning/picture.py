@@ -11,32 +11,38 @@ from rmuscle_core.tuning.choose import Choice, pareto
 from rmuscle_core.tuning.sweep import Sweep
 
 
-def draw(path: Path, sweep: Sweep, error: np.ndarray, choice: Choice, budget: float, cost_label: str) -> None:
-    """Write a PNG: one dot per setting of the chosen window, coloured by neuron ratio, and the front."""
+def draw(path: Path, sweep: Sweep, error: np.ndarray, choice: Choice, checked: float | None, budget: float,
+         cost_label: str) -> None:
+    """Write a PNG: one dot per setting of the chosen window, the front of the best ones, the chosen one with its bound
+    and, where episodes were held out, its error on those."""
     import matplotlib
 
     matplotlib.use('Agg')  # no display on a robot
     from matplotlib import pyplot as plt
 
-    w = choice.index[0]
+    w, t, n = choice.index
     figure, axes = plt.subplots(figsize=(8, 5), layout='constrained')
-    speedup = sweep.dense_ms / sweep.milliseconds[w]
-    colours = plt.cm.viridis(np.linspace(0, 0.9, len(sweep.grid.neurons)))
-    for n, ratio in enumerate(sweep.grid.neurons):
-        axes.plot(speedup[:, n], error[w, :, n], 'o-', color=colours[n], linewidth=0.8, markersize=4,
-                  label=f'neuron_ratio {ratio:g}')
-        for t, tokens in enumerate(sweep.grid.tokens):
-            axes.annotate(f'{tokens:g}', (speedup[t, n], error[w, t, n]), fontsize=6, xytext=(2, 2),
-                          textcoords='offset points')
+    speedup, grid = sweep.dense_ms / sweep.milliseconds[w], sweep.grid
+    for number, colour in enumerate(plt.cm.viridis(np.linspace(0, 0.9, len(grid.neurons)))):
+        axes.plot(speedup[:, number], error[w, :, number], 'o-', color=colour, linewidth=0.8, markersize=4,
+                  label=f'neuron_ratio {grid.neurons[number]:g}')
     front = pareto(sweep.milliseconds[w], error[w])
     axes.plot([speedup[i] for i in front], [error[w][i] for i in front], color='#c2410c', linewidth=2, alpha=0.5,
-              label='no setting is better in both')
-    _, t, n = choice.index
-    axes.plot(speedup[t, n], error[w, t, n], '*', markersize=18, color='#c2410c',
+              label='none is better in both')
+    for token, neuron in front:
+        axes.annotate(f'{grid.tokens[token]:g} / {grid.neurons[neuron]:g}', (speedup[token, neuron],
+                      error[w, token, neuron]), fontsize=7, xytext=(4, -9), textcoords='offset points')
+    axes.plot([speedup[t, n]] * 2, [choice.error, choice.bound], '_-', color='#c2410c', markersize=10,
+              label='its upper bound')
+    axes.plot(speedup[t, n], choice.error, '*', markersize=18, color='#c2410c',
               label=f'chosen: {choice.token_ratio:g} / {choice.neuron_ratio:g}')
+    if checked is not None:
+        axes.plot(speedup[t, n], checked, 'kx', markersize=8, label='its error on held-out episodes')
     axes.axhline(budget, linestyle=':', color='#555', label=f'budget {budget:g}')
-    axes.set(xlabel=f'speedup over dense ({cost_label})', ylabel='action error, half ranges',
-             title=f'Numbers: token_ratio; window {choice.window}')
-    axes.legend(fontsize=8)
+    axes.set(xlabel=f'speedup of a call over dense ({cost_label})', ylabel='action error, half ranges', ylim=(0, None),
+             title=f'Labels: token_ratio / neuron_ratio. Each line: token_ratio {max(grid.tokens):g} to '
+                   f'{min(grid.tokens):g}. Window {choice.window}')
+    axes.title.set_fontsize(10)
+    axes.legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=110)
     plt.close(figure)

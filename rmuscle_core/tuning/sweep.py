@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ from rmuscle_core.library import Reference, ReferenceId
 from rmuscle_core.library.recording import RecordedEpisode
 from rmuscle_core.policy import MusclePolicy, task_of
 from rmuscle_core.processing import ModelInputs
+from rmuscle_core.replay.measures import half_ranges
 from rmuscle_core.retrieval import Match, Retriever
 
 TOKENS, NEURONS, WINDOWS = (0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0), (0.25, 0.35, 0.5, 0.65, 0.75, 1.0), (0, 1, 2)
@@ -32,7 +33,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Sweep:
-    """errors [calls, windows, tokens, neurons]: mean |cached - dense| over executed steps and joints, normalised.
+    """errors [calls, windows, tokens, neurons]: mean |cached - dense| over executed steps and joints, half ranges.
 
     milliseconds [windows, tokens, neurons]: mean cost of a call, fallbacks included. episodes [calls]: which episode a
     call is of. similarity [windows]: of the reference served, mean. dense_ms: of a dense call.
@@ -50,8 +51,8 @@ class Sweep:
 class _Call:
     episode: int
     inputs: ModelInputs
-    reference: Reference  # what this call would leave in a library: its key, states and chunk
-    dense: torch.Tensor
+    reference: Reference  # what this call would leave in a library: its key, states and dense chunk
+    error: Callable[[torch.Tensor], float]  # of the engine's actions
 
 
 def sweep(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], grid: Grid, executed: int,
@@ -62,7 +63,8 @@ def sweep(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], grid: Grid,
     references that came up. peaks: predict the cost for that device instead of measuring it here.
     Raises EpisodeError when there is nothing to replay.
     """
-    calls = [call for number, episode in enumerate(episodes) for call in _dense_calls(policy, number, episode)]
+    calls = [call for number, episode in enumerate(episodes)
+             for call in _dense_calls(policy, number, episode, executed)]
     if not calls:
         raise EpisodeError('no episode is left to try settings on; record more')
     matches = [[_match(policy, calls, i, window) for window in grid.windows] for i in range(len(calls))]
@@ -78,7 +80,7 @@ def sweep(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], grid: Grid,
             action_cache = match.similarity >= policy.settings.action_similarity
             key = match.rivals[:policy.settings.token_references], action_cache
             if key not in tried:
-                tried[key] = _try_all(policy, call, _before(calls, i), *key, grid, executed, cost)
+                tried[key] = _try_all(policy, call, _before(calls, i), *key, grid, cost)
             errors[i, w], spent[i, w] = tried[key]
         progress(i + 1, len(calls))
     similar = [[match.similarity if match else 0.0 for match in row] for row in matches]
@@ -86,14 +88,15 @@ def sweep(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], grid: Grid,
                  np.mean(similar, axis=0), cost.dense_ms)
 
 
-def _dense_calls(policy: MusclePolicy, number: int, episode: RecordedEpisode) -> list[_Call]:
+def _dense_calls(policy: MusclePolicy, number: int, episode: RecordedEpisode, executed: int) -> Iterator[_Call]:
     references = policy.record_references(episode.observations, task_of(episode.observations[0].prompt), episode.name)
-    calls = []
+    scale = half_ranges(policy, episode.observations[0])
     for observation, reference in zip(episode.observations, references):
-        inputs = policy.processor.encode(observation)
-        dense = policy.engine.act(policy.engine.embed(inputs), CallPlan(), None)[0]
-        calls.append(_Call(number, inputs, reference, dense))
-    return calls
+        def error(actions: torch.Tensor, observation=observation, dense=reference.chunk) -> float:
+            moved = np.abs(policy.processor.decode(actions, observation) - dense) / scale
+            return float(moved[:executed].mean())
+
+        yield _Call(number, policy.processor.encode(observation), reference, error)
 
 
 def _match(policy: MusclePolicy, calls: Sequence[_Call], i: int, window: int) -> Match | None:
@@ -118,7 +121,7 @@ def _before(calls: Sequence[_Call], i: int) -> Reference | None:
 
 
 def _try_all(policy: MusclePolicy, call: _Call, before: Reference | None, references: Sequence[ReferenceId],
-             action_cache: bool, grid: Grid, executed: int, cost: _Cost) -> tuple[np.ndarray, np.ndarray]:
+             action_cache: bool, grid: Grid, cost: _Cost) -> tuple[np.ndarray, np.ndarray]:
     """Errors and milliseconds [tokens, neurons] of one call served by references, the best one first, and the call
     before, which gives tokens as it does in the policy."""
     engine, reference = policy.engine, policy.library.load(references[0])
@@ -139,8 +142,7 @@ def _try_all(policy: MusclePolicy, call: _Call, before: Reference | None, refere
                 engine.expand(reference, 0, ranked, plan, lambda: None)
             work = lambda plan=plan: engine.act(embedded, plan, 0, donors)  # noqa: E731
             actions, _ = work()
-            moved = (actions - call.dense)[:executed, :policy.config.action_dim].abs().mean()
-            errors[t, n], spent[t, n] = float(moved), cost.of(plan, work)
+            errors[t, n], spent[t, n] = call.error(actions), cost.of(plan, work)
     return errors, spent
 
 
