@@ -114,7 +114,8 @@ def own(name: str) -> str:
 
 
 def known_topic(name: str) -> bool:
-    return own(name) in TOPICS or name in (*TOPICS, EPISODES) or name.rpartition('/')[2] in {*TOPICS, 'image_raw', 'compressed'}
+    last = name.rpartition('/')[2]  # in any namespace
+    return own(name) in TOPICS or name in (*TOPICS, EPISODES) or last in (*TOPICS, 'image_raw', 'compressed')
 
 
 def wrong_script(words: list[str]) -> str:
