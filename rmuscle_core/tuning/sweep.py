@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from rmuscle_core.bench.roofline import Peaks, floors
+from rmuscle_core.bench.roofline import Peaks
 from rmuscle_core.engine.eager import Embedded
 from rmuscle_core.engine.plan import CallPlan, plan_call
 from rmuscle_core.errors import EpisodeError
@@ -20,6 +19,7 @@ from rmuscle_core.policy import MusclePolicy, task_of
 from rmuscle_core.processing import ModelInputs
 from rmuscle_core.replay.measures import half_ranges
 from rmuscle_core.retrieval import Match, Retriever
+from rmuscle_core.tuning.cost import Cost
 
 TOKENS, NEURONS, WINDOWS = (0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1.0), (0.25, 0.35, 0.5, 0.65, 0.75, 1.0), (0, 1, 2)
 
@@ -68,24 +68,26 @@ def sweep(policy: MusclePolicy, episodes: Sequence[RecordedEpisode], grid: Grid,
     if not calls:
         raise EpisodeError('no episode is left to try settings on; record more')
     matches = [[_match(policy, calls, i, window) for window in grid.windows] for i in range(len(calls))]
-    cost = _Cost(policy, calls[0].inputs, peaks)
-    shape = len(grid.windows), len(grid.tokens), len(grid.neurons)
-    errors, spent = np.zeros((len(calls), *shape)), np.zeros((len(calls), *shape))
+    cost = Cost(policy, calls[0].inputs, peaks)
+    shape = len(calls), len(grid.windows), len(grid.tokens), len(grid.neurons)
+    errors, plans = np.zeros(shape), np.full(shape, CallPlan(), object)
     for i, call in enumerate(calls):
         tried: dict[tuple[tuple[ReferenceId, ...], bool], tuple[np.ndarray, np.ndarray]] = {}
+        cost.run_dense(call.inputs)
         for w, match in enumerate(matches[i]):
-            if match is None:
-                spent[i, w] = cost.dense_ms
+            if match is None:  # the call runs dense
                 continue
             action_cache = match.similarity >= policy.settings.action_similarity
             key = match.rivals[:policy.settings.token_references], action_cache
             if key not in tried:
                 tried[key] = _try_all(policy, call, _before(calls, i), *key, grid, cost)
-            errors[i, w], spent[i, w] = tried[key]
+            errors[i, w], plans[i, w] = tried[key]
         progress(i + 1, len(calls))
     similar = [[match.similarity if match else 0.0 for match in row] for row in matches]
-    return Sweep(grid, errors, spent.mean(0), np.array([call.episode for call in calls]),
-                 np.mean(similar, axis=0), cost.dense_ms)
+    milliseconds = {plan: cost.of(plan) for plan in {CallPlan(), *plans.flat}}
+    spent = np.array([milliseconds[plan] for plan in plans.flat]).reshape(shape).mean(0)
+    return Sweep(grid, errors, spent, np.array([call.episode for call in calls]), np.mean(similar, axis=0),
+                 milliseconds[CallPlan()])
 
 
 def _dense_calls(policy: MusclePolicy, number: int, episode: RecordedEpisode, executed: int) -> Iterator[_Call]:
@@ -121,29 +123,29 @@ def _before(calls: Sequence[_Call], i: int) -> Reference | None:
 
 
 def _try_all(policy: MusclePolicy, call: _Call, before: Reference | None, references: Sequence[ReferenceId],
-             action_cache: bool, grid: Grid, cost: _Cost) -> tuple[np.ndarray, np.ndarray]:
-    """Errors and milliseconds [tokens, neurons] of one call served by references, the best one first, and the call
-    before, which gives tokens as it does in the policy."""
+             action_cache: bool, grid: Grid, cost: Cost) -> tuple[np.ndarray, np.ndarray]:
+    """Errors and plans [tokens, neurons] of one call served by references, the best one first, and the call before,
+    which gives tokens as it does in the policy."""
     engine, reference = policy.engine, policy.library.load(references[0])
     embedded = engine.embed(call.inputs)  # for this call: a graph engine acts on the latest only
     others = [*([before] if before else []), *(policy.library.load(other) for other in references[1:])]
     donors = range(1, 1 + len(others[:policy.settings.token_references - 1]))
     for slot in donors:
         engine.expand(others[slot - 1], slot, None, CallPlan(), lambda: None)
-    errors, spent = (np.zeros((len(grid.tokens), len(grid.neurons))) for _ in range(2))
+    shape = len(grid.tokens), len(grid.neurons)
+    errors, plans = np.zeros(shape), np.empty(shape, object)
     ranked = torch.from_numpy(reference.neurons.astype(np.int32))
     for n, neuron_ratio in enumerate(grid.neurons):
         if n and not action_cache:  # denoising runs dense whatever the ratio is
-            errors[:, n], spent[:, n] = errors[:, 0], spent[:, 0]
+            errors[:, n], plans[:, n] = errors[:, 0], plans[:, 0]
             continue
         for t, token_ratio in enumerate(grid.tokens):
             plan = plan_of(policy, embedded, token_ratio, neuron_ratio if action_cache else 1.0)
             if t == 0:
                 engine.expand(reference, 0, ranked, plan, lambda: None)
-            work = lambda plan=plan: engine.act(embedded, plan, 0, donors)  # noqa: E731
-            actions, _ = work()
-            errors[t, n], spent[t, n] = call.error(actions), cost.of(plan, work)
-    return errors, spent
+            actions, _ = cost.run(plan, lambda plan=plan: engine.act(embedded, plan, 0, donors))
+            errors[t, n], plans[t, n] = call.error(actions), plan
+    return errors, plans
 
 
 def plan_of(policy: MusclePolicy, embedded: Embedded, token_ratio: float, neuron_ratio: float) -> CallPlan:
@@ -152,38 +154,3 @@ def plan_of(policy: MusclePolicy, embedded: Embedded, token_ratio: float, neuron
                        neuron_ratio=neuron_ratio)
     plan = plan_call(settings, policy.config, embedded.tokens, embedded.text)
     return replace(plan, neurons=None, residual='none') if neuron_ratio == 1.0 else plan
-
-
-class _Cost:
-    """Milliseconds of a call: predicted where peaks are given, else measured (on a CPU in CPU time, which other
-    programs leave alone), once per plan."""
-
-    def __init__(self, policy: MusclePolicy, inputs: ModelInputs, peaks: Peaks | None) -> None:
-        embedded = policy.engine.embed(inputs)
-        self._policy, self._peaks, self._text = policy, peaks, embedded.text
-        self._known: dict[CallPlan, float] = {}
-        self._embed_ms = 0.0
-        self._clock = time.process_time if policy.engine.device.type == 'cpu' else time.perf_counter
-        # what is the same for every setting counts too, or ratios would look better than they are
-        act_ms = self.of(CallPlan(), lambda: policy.engine.act(embedded, CallPlan(), None))
-        self._embed_ms = 0.0 if peaks else self._measure(lambda: policy.engine.embed(inputs))
-        self._known = {CallPlan(): act_ms + self._embed_ms}
-        self.dense_ms = self._known[CallPlan()]
-
-    def of(self, plan: CallPlan, work: Callable[[], object]) -> float:
-        if plan not in self._known:
-            self._known[plan] = (self._measure(work) if self._peaks is None else self._predict(plan)) + self._embed_ms
-        return self._known[plan]
-
-    def _measure(self, work: Callable[[], object]) -> float:
-        taken = []
-        for _ in range(3):
-            start = self._clock()
-            work()
-            taken.append(1e3 * (self._clock() - start))
-        return float(np.median(taken))
-
-    def _predict(self, plan: CallPlan) -> float:
-        config = self._policy.config
-        element = torch.empty(0, dtype=config.compute_dtype).element_size()
-        return floors(config, len(self._policy.cameras), self._text, plan, element, self._peaks)['total']
