@@ -60,5 +60,7 @@ def reason(error: Exception) -> str:
     if isinstance(error, (TypeError, AttributeError, IndexError)):
         return 'it is laid out in another way'
     text = ' '.join((str(error.args[0]) if isinstance(error, KeyError) else str(error)).split()).rstrip('.')
+    if 'file signature not found' in text:
+        return 'it is no HDF5 file'
     text = re.sub(r'^Unable to [^(]*\(([^:)]+).*$', r'\1', text) or 'it is damaged'  # HDF5 adds its internals
     return text if len(text) <= 300 else f'{text[:297]}...'

@@ -15,7 +15,7 @@ from typing import Any
 from rmuscle_core.errors import SettingsError
 from rmuscle_core.settings import check, rows
 
-MOST = 10**9  # a whole number beyond it is a slip of the hand
+MOST = 10**9  # a number beyond it is a slip of the hand
 
 
 def whole(low: int, high: int = MOST) -> Callable[[str], int]:
@@ -23,15 +23,14 @@ def whole(low: int, high: int = MOST) -> Callable[[str], int]:
     return _checked(int, lambda value: low <= value <= high, f'a whole number from {low} to {high:,}')
 
 
-def number(low: float = 0.0, high: float = math.inf) -> Callable[[str], float]:
-    """Type of an option: a finite number in [low, high]."""
-    span = f'from {low:g}' + (f' to {high:g}' if high < math.inf else '')
-    return _checked(float, lambda value: low <= value <= high and value < math.inf, f'a number {span}')
+def number(low: float = 0.0, high: float = MOST) -> Callable[[str], float]:
+    """Type of an option: a number in [low, high]."""
+    return _checked(float, lambda value: low <= value <= high, f'a number from {low:g} to {high:,g}')
 
 
 def positive(text: str) -> float:
-    """Type of an option: a finite number above 0."""
-    return _checked(float, lambda value: 0 < value < math.inf, 'a number above 0')(text)
+    """Type of an option: a number above 0."""
+    return _checked(float, lambda value: 0 < value <= MOST, f'a number above 0, at most {MOST:,}')(text)
 
 
 def _checked(kind: type, allowed: Callable[[Any], bool], expected: str) -> Callable[[str], Any]:

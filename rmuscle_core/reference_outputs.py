@@ -14,14 +14,13 @@ actions_unnormalized [B,H,A]
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from rmuscle_core import npz
 from rmuscle_core.errors import CheckpointError, reason
 from rmuscle_core.model import VLA, ModelConfig
 from rmuscle_core.processing.recipe import Recipe
@@ -42,12 +41,9 @@ def dense(x, mlp, layer: int, step: int):
 def read_reference(path: str | Path) -> dict[str, np.ndarray]:
     """Read the arrays of a reference file; raises CheckpointError naming what it lacks."""
     try:
-        with Path(path).open('rb') as file:
-            if not zipfile.is_zipfile(file):
-                raise ValueError('it is no .npz file, or only the beginning of one')
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        with npz.opened(path) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except npz.FAULTS as error:
         raise CheckpointError(f'cannot read the reference {path} ({reason(error)}); {RECORD}') from error
     expected = (*ARRAYS, *(PREPROCESSING if 'images_u8' in arrays else ()))
     missing = [name for name in expected if name not in arrays]

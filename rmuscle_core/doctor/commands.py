@@ -15,6 +15,7 @@ import torch
 from rmuscle_core.device import open_device
 from rmuscle_core.doctor import files, gpu, host, software
 from rmuscle_core.doctor.finding import FAIL, OK, WARN, Finding, Host
+from rmuscle_core.errors import SettingsError
 
 HOST = (software.versions, gpu.gpu, gpu.ptxas, host.memory, host.clocks, host.socket_buffers, software.ros)
 ROS = (host.shared_memory, host.profile)
@@ -30,20 +31,16 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu',
                         help='where the checkpoint has to fit: cpu, cuda, cuda:1, ... (default: the GPU, if there is '
                         'one)')
-    parser.add_argument('--root', type=_root, default=Path('/'), help='folder that holds /proc, /sys and /dev, such as '
+    parser.add_argument('--root', type=Path, default=Path('/'), help='folder that holds /proc, /sys and /dev, such as '
                         "the host's root mounted into a container (default: /)")
     parser.add_argument('--json', action='store_true', help='print one JSON object')
     parser.set_defaults(run=run_doctor)
 
 
-def _root(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f'{text} is no folder; expected one that holds proc, sys and dev')
-    return Path(text)
-
-
 def run_doctor(args: argparse.Namespace) -> int:
     """Print one line per finding, with what to do below it; 1 when something must be put right."""
+    if not args.root.is_dir():
+        raise SettingsError(f'--root {args.root} is no folder; give one that holds proc, sys and dev')
     args.device = open_device(args.device)
     found = []
     for finding in examine(Host(args.root, ros=software.has_ros()), args):

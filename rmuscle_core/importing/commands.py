@@ -57,6 +57,7 @@ def run_build(args: argparse.Namespace) -> int:
 
 def print_report(report: BuildReport, library: Path) -> None:
     """One line of counts, then one for each episode that was skipped."""
-    print(f'{report.added} episodes added to {library}' + (f', {report.present} were there' if report.present else '')
+    print((f'{report.added} episodes added to {library}' if library.exists() else f'{library} was not made') + (', '
+          '{report.present} were there' if report.present else '')
           + (f', {len(report.skipped)} skipped:' if report.skipped else ''))
     print(*(f'  {name}: {reason}' for name, reason in report.skipped), sep='\n', end='\n' if report.skipped else '')

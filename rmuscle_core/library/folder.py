@@ -90,12 +90,12 @@ def remove_unfinished(folder: Path) -> list[Path]:
 def remove_empty(folder: Path) -> None:
     """Take away a library that never got an episode; whatever else is in the folder stays."""
     with contextlib.suppress(OSError), lock(folder, wait=False) as alone:
-        if alone:
-            for task in task_folders(folder):
-                task.rmdir()  # raises where anything is in it
+        if alone and not any(folder.glob(f'*/*{EPISODE}*')):
             for name in ('library.json', '.lock'):
                 (folder / name).unlink(missing_ok=True)
-            folder.rmdir()
+            for place in (*task_folders(folder), folder):
+                with contextlib.suppress(OSError):  # something is in it
+                    place.rmdir()
 
 
 def mark_of(path: Path) -> Path:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
+from rmuscle_core import npz
 from rmuscle_core.errors import RMuscleError, reason
 
 _BLOCK = 512  # frames packed together; blocks are packed and unpacked in parallel
@@ -75,13 +75,13 @@ def write(path: str | Path, demonstrations: Demonstrations) -> int:
 def read(path: str | Path) -> Demonstrations:
     """Read and unpack a demonstration file; RMuscleError when it is missing, damaged or something else."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with npz.opened(path) as file:
             old = 'cubes' in file  # a file of before there was a second task: cubes are [x, y, z]
             arrays = {field.name: file[field.name.replace('landmarks', 'cubes')][..., :2]
                       if old and 'landmarks' in field.name else file[field.name] for field in fields(Demonstrations)}
             for name in _IMAGES:
                 arrays[name] = _unpack(arrays[name], file[f'{name}_ends'], file[f'{name}_shape'])
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile, lzma.LZMAError, TypeError) as error:
+    except (*npz.FAULTS, lzma.LZMAError) as error:
         raise RMuscleError(f'{path} is not a readable demonstration file ({reason(error)}); '
                            'make one with "rmuscle workcell demos"') from error
     return Demonstrations(**arrays)

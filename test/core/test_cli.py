@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +83,34 @@ def test_wrong_usage_is_one_sentence_and_code_2(count, arguments, capsys):
     count()
     assert cli.main(arguments) == cli.USAGE
     assert capsys.readouterr().err.count('\n') == 1
+
+
+def test_a_file_that_cannot_be_used_is_named(count, capsys, monkeypatch):
+    count()
+    import count_command
+
+    monkeypatch.setattr(count_command, 'run', lambda options: Path('/nowhere/at/all').read_text())
+    assert cli.main(['count']) == cli.DATA
+    assert capsys.readouterr().err.startswith('rmuscle: /nowhere/at/all cannot be used (No such file or directory); ')
+
+
+def test_a_reader_that_ends_early_ends_the_command_quietly(tmp_path):
+    (tmp_path / 'talk_command.py').write_text(MODULE.replace('return options.to', "print('x' * 10**6)").replace(
+        'count', 'talk').replace('import {missing}', 'pass').replace('options.to == 0', 'False'))
+    code = ('import sys; from rmuscle_core import cli; cli.COMMANDS["talk"] = ("talk_command", "");'
+            'sys.exit(cli.main(["talk"]))')
+    environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), *sys.path])}
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=environment) as process:
+        process.stdout.close()
+        assert process.wait(60) == cli.CLOSED and process.stderr.read() == ''
+
+
+def test_the_exit_codes_are_told_in_one_place(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(['--help'])
+    listed = capsys.readouterr().out.partition('exit codes:')[2]
+    assert all(f' {code}  ' in listed for code in (0, 1, cli.USAGE, cli.DATA, cli.INTERRUPTED, cli.CLOSED))
 
 
 @pytest.mark.parametrize('name', sorted(cli.COMMANDS))

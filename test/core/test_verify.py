@@ -72,6 +72,20 @@ def test_two_checkpoints_are_compared_and_the_first_difference_is_named(tmp_path
     assert f'the first difference is in: {first}' in capsys.readouterr().out
 
 
+def test_checkpoints_of_different_models_are_refused_before_their_weights_are_read(capsys, monkeypatch):
+    monkeypatch.setattr('rmuscle_core.verify.load_model', lambda *_: pytest.fail('weights were read'))
+    first, second = PARITY / 'tiny_pi05_float32', PARITY / 'tiny_pi0_float32'
+    assert main(['verify', '--checkpoint', str(first), '--against', str(second)]) == 3
+    error = capsys.readouterr().err
+    assert f'{first} and {second} hold different models' in error and 'kind (pi05 and pi0)' in error
+
+
+def test_a_recorded_reference_has_the_name_that_was_asked_for(tmp_path):
+    place = tmp_path / 'new' / 'outputs'
+    assert main(['verify', '--checkpoint', str(PARITY / 'tiny_pi05_float32'), '--record', str(place)]) == 0
+    assert verify(PARITY / 'tiny_pi05_float32', place) == 0
+
+
 def test_a_difference_in_one_action_dimension_is_seen_in_that_dimension(tmp_path, capsys):
     checkpoint = copy_of('tiny_pi05_float32', tmp_path)
     tensors = load_file(checkpoint / 'model.safetensors')
@@ -101,10 +115,11 @@ def test_recorded_outputs_are_a_reference(tmp_path, capsys):
 
 def test_unusable_references_are_refused_in_one_sentence(tmp_path, capsys):
     arrays = dict(np.load(reference_of('tiny_pi05_float32')))
-    del arrays['velocities']
-    np.savez(tmp_path / 'incomplete.npz', **arrays)
+    for name in ('velocities', 'raw_state'):
+        np.savez(tmp_path / f'no {name}.npz', **{key: value for key, value in arrays.items() if key != name})
     (tmp_path / 'broken.npz').write_bytes(b'PK\3\4 cut')
-    for reference, message in ((tmp_path / 'incomplete.npz', 'lacks velocities'),
+    for reference, message in ((tmp_path / 'no velocities.npz', 'lacks velocities'),
+                               (tmp_path / 'no raw_state.npz', 'lacks raw_state'),
                                (tmp_path / 'broken.npz', 'cannot read the reference'),
                                (tmp_path / 'absent.npz', 'cannot read the reference'),
                                (reference_of('tiny_pi0_float32'), 'a state token, but the model is pi05')):

@@ -18,6 +18,7 @@ from rmuscle_core.importing.bag import Bags
 from rmuscle_core.importing.bag_file import Topics
 from rmuscle_core.importing.episodes import Wanted
 from rmuscle_core.importing.robot import read_robot
+from rmuscle_core.library.recording import RecordedEpisode, write_recording
 
 STEPS, FPS = 4, 20
 NAMES = tuple(f'joint{number}' for number in range(JOINTS))
@@ -221,6 +222,31 @@ def test_options_that_do_not_fit_are_refused(episodes, build, tmp_path, capsys, 
     bag = write_bag(tmp_path / 'bag', messages_of(episodes[0], NAMES))
     code, library = build(bag, 'library', *options)
     assert code == 2 and sentence in capsys.readouterr().err and not library.exists()
+
+
+@pytest.mark.parametrize(('options', 'sentence'), [
+    (['--topic', 'nowhere=/x'], '--topic nowhere names nothing that is read'),
+    (['--masked-camera', 'nose'], "'nose' is not a camera of the checkpoint"),
+    (['--camera', 'nose=x'], "'nose' is not a camera of the checkpoint"),
+    (['--camera', 'base=x'], "has no camera 'x'")])
+def test_a_name_that_fits_nothing_is_refused(episodes, build, tmp_path, parameters, capsys, options, sentence):
+    bag = write_bag(tmp_path / 'bag', messages_of(episodes[0], NAMES))
+    code, library = build(bag, 'library', '--parameters', parameters, *options)
+    assert code == 2 and sentence in capsys.readouterr().err and not library.exists()
+
+
+@pytest.mark.parametrize('option', ['--topic', '--camera'])
+def test_a_recording_has_the_checkpoints_names(episodes, build, tmp_path, capsys, option):
+    write_recording(tmp_path / 'own.h5', [RecordedEpisode('one', True, episodes[0])])
+    assert build(tmp_path / 'own.h5', 'library', option, 'base=x')[0] == 2
+    assert 'has the names of the checkpoint' in capsys.readouterr().err
+
+
+def test_an_episodes_topic_that_is_not_there_is_renamed_by_its_own_option(episodes, build, tmp_path, parameters,
+                                                                          capsys):
+    bag = write_bag(tmp_path / 'bag', messages_of(episodes[0], NAMES))
+    assert build(bag, 'library', '--parameters', parameters, '--episodes-topic', '/nowhere')[0] == 1
+    assert 'has no topic /nowhere' in (out := capsys.readouterr().out) and '--episodes-topic TOPIC' in out
 
 
 def test_a_path_without_episodes_is_refused_with_what_is_accepted(build, tmp_path, capsys):

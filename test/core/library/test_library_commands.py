@@ -2,12 +2,15 @@
 """``rmuscle library`` with a small random policy: build, look, check, and the exit codes."""
 
 import json
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 
 from rmuscle_core.cli import main
+from rmuscle_core.errors import LibraryError
+from rmuscle_core.library import EpisodeLibrary
 from rmuscle_core.library.recording import RecordedEpisode, write_recording
 from rmuscle_core.model import VLA, ModelConfig, TransformerConfig, VisionConfig, save_checkpoint
 from rmuscle_core.observation import Observation
@@ -62,6 +65,47 @@ def test_build_info_verify(checkpoint, recording, tmp_path, capsys):
     assert found['problems'] == [] and found['bytes_per_reference'] > 0
     assert main(['library', 'info', str(out)]) == 0 and 'stack-it: 3' in capsys.readouterr().out
     assert main(['library', 'verify', str(out)]) == 0
+
+
+def test_info_shows_this_library_and_full_size_only_when_asked(checkpoint, recording, tmp_path, capsys):
+    out = tmp_path / 'library'
+    build(checkpoint, recording, out)
+    capsys.readouterr()
+    assert main(['library', 'info', str(out)]) == 0 and 'pi0.5' not in capsys.readouterr().out
+    assert main(['library', 'info', str(out), '--memory']) == 0
+    assert 'pi0.5 at full size' in (text := capsys.readouterr().out) and 'device entry' in text and '800' in text
+    assert main(['library', 'info', str(out), '--memory', '--json']) == 0
+    assert [row['entries'] for row in json.loads(capsys.readouterr().out)['memory']['libraries']] == [200, 400, 800]
+
+
+def refuse(*_):
+    raise LibraryError('the disk is full; free some space')
+
+
+@pytest.mark.parametrize(('fault', 'code'), [(refuse, 3), (KeyboardInterrupt, 130)])
+def test_a_build_that_fails_at_its_first_episode_leaves_no_library(checkpoint, recording, tmp_path, monkeypatch, fault,
+                                                                   code):
+    out = tmp_path / 'library'
+    with monkeypatch.context() as patch:
+        patch.setattr(EpisodeLibrary, 'add_episode', MagicMock(side_effect=fault))
+        assert build(checkpoint, recording, out) == code and not out.exists()
+        (out / 'notes').mkdir(parents=True)
+        (out / 'notes/mine.txt').touch()
+        assert build(checkpoint, recording, out) == code
+        assert sorted(path.name for path in out.rglob('*')) == ['mine.txt', 'notes']
+    assert build(checkpoint, recording, out) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(EpisodeLibrary, 'add_episode', MagicMock(side_effect=fault))
+        (out / 'stack-it/seed-2.h5').unlink()
+        assert build(checkpoint, recording, out) == code  # the library was there before
+    assert len(EpisodeLibrary.open(out).episodes) == 2
+
+
+def test_a_build_without_a_usable_episode_makes_no_library(checkpoint, tmp_path, capsys):
+    write_recording(tmp_path / 'episodes.h5', [RecordedEpisode('one', True, [])])
+    out = tmp_path / 'library'
+    assert build(checkpoint, tmp_path / 'episodes.h5', out) == 1 and not out.exists()
+    assert 'was not made, 1 skipped:' in capsys.readouterr().out
 
 
 def test_verify_names_a_damaged_episode_and_leaves_it(checkpoint, recording, tmp_path, capsys):
