@@ -28,8 +28,8 @@ def load_model(directory: str | Path, device: torch.device | str = 'cpu', dtype:
     """Load a pi0 / pi0.5 checkpoint, frozen and in eval mode, tensor by tensor straight to its place.
 
     dtype, rounded_rope, steps: None follows config.json (see ModelConfig). weight_dtype: 'fp8' quantises each FFN after
-    all are read. Raises CheckpointError that names every missing, unexpected or misshapen tensor; nothing is ever left at
-    random values. Raises SettingsError for a device that is not here.
+    all are read. Raises CheckpointError that names every missing, unexpected or misshapen tensor; nothing is ever left
+    at random values. Raises SettingsError for a device that is not here.
     """
     device = open_device(device)
     config = replace(load_config(directory), numerics=numerics)
