@@ -74,7 +74,7 @@ def at_least_two(pending: list[PendingEpisode]) -> list[PendingEpisode]:
     """Raise EpisodeError when there is no episode to try settings on beside a reference."""
     if len(pending) < 2:
         raise EpisodeError(f'found {len(pending)} episodes, expected two at least: one becomes the reference, settings '
-                           'are tried on the other, and with four there are some to check the choice on; record more')
+                           'are tried on the other, and with five the choice is checked too; record more')
     return pending
 
 
@@ -83,9 +83,9 @@ def cautions(found: Sweep, choice: Choice, checked: float | None) -> list[str]:
     said = []
     if checked is None:
         said.append('nothing was held out: the only episode beside the references chose the setting, so its error on '
-                    'others is unknown; record four episodes or more')
+                    'others is unknown; record five episodes or more')
     elif len(set(found.episodes.tolist())) == 1:
-        said.append('one episode alone chose the setting, so the bound is a guess; record six episodes or more')
+        said.append('one episode alone chose the setting, so the bound is a guess; record five episodes or more')
     if choice.milliseconds >= found.dense_ms:
         said.append('no setting within the budget is faster than dense; allow more, or set mode to dense')
     return said
