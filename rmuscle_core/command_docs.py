@@ -57,7 +57,7 @@ def _group(command: str, group: argparse._ArgumentGroup, printed: dict[tuple[str
 
 
 def _rows(actions: list[argparse.Action]) -> tuple[str, ...]:
-    return tuple(_row(action) for action in actions if not isinstance(action, argparse._HelpAction))
+    return tuple(table_row(action) for action in actions if not isinstance(action, argparse._HelpAction))
 
 
 def _table(rows: tuple[str, ...]) -> list[str]:
@@ -75,7 +75,8 @@ def _link(name: str) -> str:
     return f'[`rmuscle {name}`](#rmuscle-{name.replace(" ", "-")})'
 
 
-def _row(action: argparse.Action) -> str:
+def table_row(action: argparse.Action) -> str:
+    """One line of a table of options: names, what follows them, what they do."""
     names = ', '.join(f'`{name}`' for name in action.option_strings) or f'`{(action.metavar or action.dest).upper()}`'
     help_text = action.help or ''
     if isinstance(action, argparse.BooleanOptionalAction):

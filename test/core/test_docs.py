@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 
@@ -10,7 +11,7 @@ import pytest
 from doc_commands import PARSERS, misfit
 from doc_pages import ROOT, Page, messages, pages
 
-from rmuscle_core.command_docs import markdown
+from rmuscle_core.command_docs import ADDED, markdown, table_row
 
 PAGES = pages()
 EVERY_PAGE = pytest.mark.parametrize('page', PAGES, ids=lambda page: str(page.file.relative_to(ROOT)))
@@ -70,6 +71,12 @@ def test_the_messages_that_troubleshooting_quotes_are_said():
 def test_the_page_of_the_command_line_is_up_to_date():
     assert (ROOT / 'docs' / 'cli.md').read_text() == markdown(), \
         'run python -m rmuscle_core.command_docs > docs/cli.md'
+
+
+def test_the_page_of_the_command_line_leaves_out_what_only_some_versions_of_argparse_add():
+    action = argparse.BooleanOptionalAction(['--fast'], 'fast', default=False)
+    action.help = 'quick' + ADDED
+    assert table_row(action) == '| `--fast`, `--no-fast` |  | quick |'
 
 
 @pytest.mark.parametrize(('name', 'parser'), PARSERS.items(), ids=PARSERS)
