@@ -57,8 +57,10 @@ class Plan:
         text = self.results.read_text()
         self.results.write_text(text[:text.rfind('\n') + 1])
         theirs = next(iter(read(self.results, header=True)), None)
-        if theirs != mine:
-            raise RMuscleError(f'{self.results} begins with {theirs}, this run is {mine}; choose another --out')
+        other = [name for name, value in mine.items() if (theirs or {}).get(name) != value]
+        if other:
+            raise RMuscleError(f'{self.results} holds a run with other {", ".join(other)} than this one; choose '
+                               'another --out, or delete that file')
 
     @property
     def recording(self) -> Path:

@@ -65,9 +65,6 @@ class Bags:
     def __exit__(self, *_: object) -> None:
         """Nothing to close: every episode opens its own bag."""
 
-    def __len__(self) -> int:
-        return len(self._bags)
-
     def __iter__(self) -> Iterator[PendingEpisode]:
         for bag in self._bags:
             name = file_name(bag.stem if bag.is_file() else bag.resolve().name)

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rmuscle_core.errors import EpisodeError, ObservationError
-from rmuscle_core.importing.episodes import EpisodeSource, PendingEpisode
+from rmuscle_core.importing.episodes import PendingEpisode
 from rmuscle_core.policy import MusclePolicy, task_of
 
 
@@ -20,14 +20,14 @@ class BuildReport:
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
-def build_library(policy: MusclePolicy, source: EpisodeSource,
+def build_library(policy: MusclePolicy, episodes: Iterable[PendingEpisode],
                   done: Callable[[PendingEpisode], None] = lambda episode: None) -> BuildReport:
     """Add every episode to the policy's library that it does not have; each is on disk before the next is read.
 
     So a build that was interrupted goes on where it was. Raises LibraryError when the library cannot be written.
     """
     report = BuildReport()
-    for pending in source:
+    for pending in episodes:
         try:
             _add(policy, pending, report)
         except (EpisodeError, ObservationError) as error:

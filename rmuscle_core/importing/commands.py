@@ -40,13 +40,14 @@ def run_build(args: argparse.Namespace) -> int:
     from rmuscle_core.policy import MusclePolicy
 
     with source_of(args.episodes, args, load_config(args.checkpoint)) as source:
+        episodes = list(source)
         new = not manifest.present(args.out)
         policy = MusclePolicy.load(args.checkpoint, Settings(weight_dtype=args.weight_dtype), args.out, args.device,
                                    need_library=True, cameras=source.cameras or None)
         try:
             with progress_bar() as bar:
-                task = bar.add_task('episodes', total=len(source))
-                report = build_library(policy, source, lambda episode: bar.advance(task))
+                task = bar.add_task('episodes', total=len(episodes))
+                report = build_library(policy, episodes, lambda episode: bar.advance(task))
         finally:
             policy.close()
             if new and not policy.library.episodes:
@@ -57,7 +58,7 @@ def run_build(args: argparse.Namespace) -> int:
 
 def print_report(report: BuildReport, library: Path) -> None:
     """One line of counts, then one for each episode that was skipped."""
-    print((f'{report.added} episodes added to {library}' if library.exists() else f'{library} was not made') + (', '
-          '{report.present} were there' if report.present else '')
+    where = f' to {library}' if library.exists() else f': {library} was not made'
+    print(f'{report.added} episodes added{where}' + (f', {report.present} were there' if report.present else '')
           + (f', {len(report.skipped)} skipped:' if report.skipped else ''))
     print(*(f'  {name}: {reason}' for name, reason in report.skipped), sep='\n', end='\n' if report.skipped else '')

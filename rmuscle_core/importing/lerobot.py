@@ -60,9 +60,6 @@ class LeRobotDataset:
     def __exit__(self, *_: object) -> None:
         """Nothing to close: every episode opens its own files."""
 
-    def __len__(self) -> int:
-        return len(self._meta.episodes)
-
     def __iter__(self) -> Iterator[PendingEpisode]:
         for row in self._meta.episodes:
             name = f'{file_name(self._meta.root.resolve().name)}-{row["episode_index"]:06d}'

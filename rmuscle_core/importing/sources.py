@@ -83,9 +83,6 @@ class Recordings:
     def __exit__(self, *_: object) -> None:
         self._recording.__exit__()
 
-    def __len__(self) -> int:
-        return len(self._recording)
-
     def __iter__(self) -> Iterator[PendingEpisode]:
         for key, label in self._labels.items():
             yield PendingEpisode(label.name, label.prompt, partial(self._recording.read, key))

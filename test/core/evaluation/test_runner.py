@@ -98,6 +98,14 @@ def test_a_library_never_holds_a_tested_seed(plan):
         runner.evaluate(plan, rows('dense'), [5003], 1)
 
 
+def test_results_of_another_run_are_left_alone(plan):
+    runner.evaluate(plan, rows('dense'), [10], 1)
+    before = plan.results.read_text()
+    with pytest.raises(RMuscleError, match=r'episodes\.jsonl holds a run with other library_seed than this one'):
+        runner.evaluate(replace(plan, library_seed=6000), rows('dense'), [10], 1)
+    assert plan.results.read_text() == before
+
+
 def test_a_results_file_that_is_none_is_named(plan):
     plan.results.write_text('{"row": 1\n{}\n')
     with pytest.raises(RMuscleError, match=r'line 1 of .*episodes\.jsonl'):

@@ -13,6 +13,7 @@ from recorded_sources import START_NS, compressed, header, image, joint_state, m
 from rosbags.rosbag2 import StoragePlugin
 from tiny_policy import CAMERAS, JOINTS
 
+from rmuscle_core.bench import report
 from rmuscle_core.errors import SettingsError
 from rmuscle_core.importing.bag import Bags
 from rmuscle_core.importing.bag_file import Topics
@@ -240,6 +241,14 @@ def test_a_recording_has_the_checkpoints_names(episodes, build, tmp_path, capsys
     write_recording(tmp_path / 'own.h5', [RecordedEpisode('one', True, episodes[0])])
     assert build(tmp_path / 'own.h5', 'library', option, 'base=x')[0] == 2
     assert 'has the names of the checkpoint' in capsys.readouterr().err
+
+
+def test_progress_counts_the_episodes_of_a_bag(episodes, build, tmp_path, parameters, capsys, monkeypatch):
+    monkeypatch.setattr(report, 'EVERY_S', 0.0)
+    bag = write_bag(tmp_path / 'bag', divided(episodes, marker='/episodes'))
+    assert build(bag, 'library', '--parameters', parameters, '--episodes-topic', '/episodes')[0] == 0
+    assert [line.partition(',')[0] for line in capsys.readouterr().err.splitlines()] == [
+        f'episodes: {number} of 3' for number in (1, 2, 3)]
 
 
 def test_an_episodes_topic_that_is_not_there_is_renamed_by_its_own_option(episodes, build, tmp_path, parameters,
