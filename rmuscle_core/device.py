@@ -17,5 +17,5 @@ def open_device(name: str | torch.device) -> torch.device:
     here = ['cpu', *(f'cuda:{index}' for index in range(torch.cuda.device_count()))]
     if device is None or (str(device) not in here and not (str(device) == 'cuda' and len(here) > 1)):
         advice = '' if torch.cuda.is_available() else '; a GPU needs its driver and a torch built with CUDA'
-        raise SettingsError(f'--device must be one of {", ".join(here)} on this machine, not {str(name)!r}{advice}')
+        raise SettingsError(f'device must be one of {", ".join(here)} on this machine, not {str(name)!r}{advice}')
     return device

@@ -88,10 +88,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group('settings', 'as in docs/parameters.md')
     for row in rows():
         meta = row.metadata
-        span = '' if meta['choices'] else f', {meta["low"]:g} to {meta["high"]:,g}'
-        unit = f' {meta["unit"]}' if meta['unit'] else ''
+        span = '' if meta['choices'] else f'{meta["low"]:g} to {meta["high"]:,} {meta["unit"]}'.rstrip() + '; '
         group.add_argument(f'--{row.name.replace("_", "-")}', type=_setting(row.name, type(row.default)),
-                           help=f'{meta["description"]} (default: {row.default}{span}{unit})',
+                           help=f'{meta["description"]} ({span}default: {row.default})',
                            metavar='|'.join(meta['choices']) or type(row.default).__name__)
 
 

@@ -21,7 +21,10 @@ from rmuscle_core.settings import WEIGHT_DTYPES
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Add ``bench`` to the command line; without one of its kinds it measures whole policy calls."""
-    bench = subparsers.add_parser('bench', help='measure policy calls, dense and cached')
+    bench = subparsers.add_parser(
+        'bench', help='measure policy calls, dense and cached',
+        description='Measures whole policy calls, dense and with each cache, unless one of the first five options asks '
+                    'for something else.')
     kind = bench.add_mutually_exclusive_group()
     kinds = {'layer': 'one real-size FFN layer of each kind', 'retrieval': 'look-up among 800 references',
              'reconstruct': 'policy calls with and without expansion of references between them',

@@ -47,7 +47,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     training = commands.add_parser('train', help='train a small pi0.5 policy on demonstrations')
     train.add_arguments(training)
     training.set_defaults(run=train.run_train)
-    evaluation = commands.add_parser('evaluate', help='success of a policy in closed loop')
+    evaluation = commands.add_parser(
+        'evaluate', help='success of a policy in closed loop',
+        description='Runs a policy in the simulated cell, one episode for each seed. "rmuscle eval" compares settings.')
     evaluation.add_argument('--checkpoint', type=Path, required=True, help='LeRobot or openpi checkpoint directory')
     evaluation.add_argument('--library', type=Path, help='episode library made with this checkpoint (default: none, '
                             'and mode is dense unless --mode says otherwise)')
