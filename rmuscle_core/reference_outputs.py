@@ -1,15 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Outputs of a checkpoint for one batch, stage by stage, as `rmuscle verify` stores and compares them.
 
-Arrays (C cameras, R padded prefix rows), float32 but for what is counted:
-
-    images_preprocessed [C,B,3,S,S]   image_masks [C,B]   token_ids, token_mask [B,P]   noise [B,H,A_pad]
-    prefix_embs [B,R,D]   prefix_pad [B,R]   prefix_k, prefix_v [L,B,1,R,head_dim]
-    prefix_ffn_in, prefix_ffn_out [L,B,R,D]
-    velocities [K,B,H,A_pad]   actions_full [B,H,A_pad]   state_padded [B,S_pad] (pi0 only)
-
-and, to compare the preprocessing too: images_u8 [C,B,3,h,w]   raw_state, state_normalized [B,S]
-actions_unnormalized [B,H,A]
+Each array's axes are in SHAPES. Two arrays have the same size on an axis of the same letter: C views with masked ones,
+c cameras, B items, P prompt tokens, R padded prefix rows; the other letters are sizes of the model. What is before and
+after the network is compared where it is there. Floats are float32.
 """
 
 from __future__ import annotations
@@ -25,9 +19,11 @@ from rmuscle_core.errors import CheckpointError, reason
 from rmuscle_core.model import VLA, ModelConfig
 from rmuscle_core.processing.recipe import Recipe
 
-ARRAYS = ('images_preprocessed', 'image_masks', 'token_ids', 'token_mask', 'noise', 'prefix_embs', 'prefix_pad',
-          'prefix_k', 'prefix_v', 'prefix_ffn_in', 'prefix_ffn_out', 'velocities', 'actions_full')
-PREPROCESSING = ('images_u8', 'raw_state', 'state_normalized', 'actions_unnormalized')
+SHAPES = {'images_preprocessed': 'CB3SS', 'image_masks': 'CB', 'token_ids': 'BP', 'token_mask': 'BP', 'noise': 'BHA',
+          'prefix_embs': 'BRD', 'prefix_pad': 'BR', 'prefix_k': 'LB1Rh', 'prefix_v': 'LB1Rh', 'prefix_ffn_in': 'LBRD',
+          'prefix_ffn_out': 'LBRD', 'velocities': 'KBHA', 'actions_full': 'BHA'}
+PREPROCESSING = {'images_u8': 'cB3yx', 'raw_state': 'Bs', 'state_normalized': 'Bs', 'actions_unnormalized': 'BHa'}
+KINDS = {'token_ids': 'iu', 'image_masks': 'b', 'token_mask': 'b', 'prefix_pad': 'b', 'images_u8': 'u'}  # of dtypes
 RECORD = 'make it with: rmuscle verify --checkpoint OTHER_DIR --record FILE.npz'
 PICTURE = (96, 128)  # rows and columns of a drawn picture: letterboxed by every model
 TOKENS = 16
@@ -45,7 +41,7 @@ def read_reference(path: str | Path) -> dict[str, np.ndarray]:
             arrays = {name: archive[name] for name in archive.files}
     except npz.FAULTS as error:
         raise CheckpointError(f'cannot read the reference {path} ({reason(error)}); {RECORD}') from error
-    expected = (*ARRAYS, *(PREPROCESSING if 'images_u8' in arrays else ()))
+    expected = (*SHAPES, *(PREPROCESSING if 'images_u8' in arrays else ()))
     missing = [name for name in expected if name not in arrays]
     if missing:
         raise CheckpointError(f'the reference {path} lacks {", ".join(missing)}; {RECORD}')
@@ -53,24 +49,31 @@ def read_reference(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def check_fits(model: VLA, reference: Mapping[str, np.ndarray]) -> None:
-    """Raise CheckpointError when the reference is that of a model of other sizes."""
+    """Raise CheckpointError when the reference is that of a model of other sizes, or its arrays disagree."""
     config = model.config
-    size, sizes = config.vision.image_size, config.prefix
-    for name, axes in (('images_preprocessed', (3, size, size)), ('noise', (config.chunk_size, config.padded_dim)),
-                       ('prefix_ffn_in', (sizes.width,)), ('prefix_k', (sizes.head_dim,)),
-                       ('raw_state', (config.state_dim,))):
-        if name in reference and reference[name].shape[-len(axes):] != axes:
-            raise CheckpointError(f'the reference has {name} {reference[name].shape}, but this model makes '
-                                  f'[..., {", ".join(map(str, axes))}]; record it with the same checkpoint')
-    layers, steps = len(reference['prefix_k']), len(reference['velocities'])
-    if (layers, steps) != (sizes.layers, config.steps) or ('state_padded' in reference) != (config.kind == 'pi0'):
-        token = 'a' if 'state_padded' in reference else 'no'
-        raise CheckpointError(f'the reference has {layers} prefix layers, {steps} steps and {token} state token, but '
-                              f'the model is {config.kind} with {sizes.layers} layers and {config.steps} steps; record '
-                              'it with the same checkpoint')
-    if reference['token_ids'].max() >= config.vocab:
+    again = 'record it with the same checkpoint'
+    if ('state_padded' in reference) != (config.kind == 'pi0'):
+        raise CheckpointError(f'the reference has {"a" if "state_padded" in reference else "no"} state token, but the '
+                              f'model is {config.kind}; {again}')
+    sizes = {'1': 1, '3': 3, 'S': config.vision.image_size, 'H': config.chunk_size, 'A': config.padded_dim,
+             'D': config.prefix.width, 'L': config.prefix.layers, 'h': config.prefix.head_dim, 'K': config.steps,
+             's': config.state_dim, 'a': config.action_dim}
+    for name, axes in {**SHAPES, **PREPROCESSING, 'state_padded': 'BA'}.items():
+        if name in reference:
+            shape, expected = reference[name].shape, ', '.join(str(sizes.get(axis, axis)) for axis in axes)
+            fits = len(shape) == len(axes) and all(size == sizes.setdefault(axis, size) > 0
+                                                   for axis, size in zip(axes, shape))
+            if not fits or reference[name].dtype.kind not in KINDS.get(name, 'f'):
+                raise CheckpointError(f'the reference has {name} {reference[name].dtype} {list(shape)}, this model '
+                                      f'makes [{expected}]; {again}')
+    if not 0 <= reference['token_ids'].min() <= reference['token_ids'].max() < config.vocab:
         raise CheckpointError(f'the reference has a token {reference["token_ids"].max()}, but this model embeds '
-                              f'{config.vocab}; record it with the same checkpoint')
+                              f'{config.vocab}; {again}')
+    views = reference['image_masks'].sum(0)
+    rows = views * config.vision.tokens + reference['token_mask'].sum(1)
+    if not views.all() or (reference['prefix_pad'].sum(1) != rows).any():
+        raise CheckpointError(f'the reference marks {reference["prefix_pad"].sum(1).tolist()} prefix rows as used, its '
+                              f'views and tokens are {rows.tolist()}; {again}')
 
 
 @torch.inference_mode()

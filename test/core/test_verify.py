@@ -113,6 +113,22 @@ def test_recorded_outputs_are_a_reference(tmp_path, capsys):
     assert 'state token' in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(('name', 'change', 'message'), [
+    ('noise', lambda a: a[:0], 'noise float32 [0, 10, 32]'), ('token_ids', lambda a: a[:, :0], 'token_ids int64 [2, '
+     '0]'),
+    ('images_preprocessed', lambda a: a[:1], 'image_masks bool [3, 2]'), ('image_masks', lambda a: ~a, 'prefix rows'),
+    ('prefix_embs', lambda a: a[0], 'prefix_embs float32 [72, 80]'), ('velocities', lambda a: a[1:], '[10, 2, 10, 32]'),
+    ('token_ids', lambda a: a.astype(float), 'token_ids float64'), ('token_ids', lambda a: a - 9000, 'a token -'),
+    ('token_mask', np.logical_not, 'prefix rows'), ('raw_state', lambda a: a[:, 1:], 'raw_state float32 [2, 7]'),
+    ('prefix_ffn_out', lambda a: np.float32(3), 'prefix_ffn_out float32 []')])
+def test_a_reference_whose_arrays_disagree_is_refused_by_the_first_of_them(tmp_path, capsys, name, change, message):
+    arrays = dict(np.load(reference_of('tiny_pi05_float32')))
+    np.savez(tmp_path / 'odd.npz', **{**arrays, name: change(arrays[name])})
+    assert verify(PARITY / 'tiny_pi05_float32', tmp_path / 'odd.npz') == 3
+    error = capsys.readouterr().err
+    assert message in error and error.count('\n') == 1
+
+
 def test_unusable_references_are_refused_in_one_sentence(tmp_path, capsys):
     arrays = dict(np.load(reference_of('tiny_pi05_float32')))
     for name in ('velocities', 'raw_state'):
