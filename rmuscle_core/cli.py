@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import sys
@@ -30,6 +31,7 @@ COMMANDS = {
 EXTRAS = {'triton': 'gpu', 'rosbags': 'bags', 'pyarrow': 'lerobot', 'av': 'lerobot', 'websockets': 'serve',
           'msgpack': 'serve', 'gym_aloha': 'workcell', 'dm_control': 'workcell', 'mujoco': 'workcell'}
 USAGE, DATA, INTERRUPTED, CLOSED = 2, 3, 130, 141
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 EXIT_CODES = """exit codes:
     0  done, and nothing found wrong
     1  done; the answer is no: a limit is exceeded, outputs differ, episodes were skipped, something must be put right
@@ -59,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refused(DATA, str(error))
     except KeyboardInterrupt:
         return _refused(INTERRUPTED, 'interrupted')
-    except BrokenPipeError:  # as in "rmuscle ... | head"; Python would complain again when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # as in "rmuscle ... | head"
+        _drop_output()
         return CLOSED
     except ModuleNotFoundError as error:
         package = (error.name or '').partition('.')[0]
@@ -70,10 +72,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refused(USAGE, f'this command needs the Python package {package}, which is not installed; install it '
                                f"with: pip install '{wanted}'")
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and error.errno not in FULL:
             raise  # no file's fault
-        return _refused(DATA, f'{error.filename} cannot be used ({reason(error)}); check the path, its permissions and '
-                              'the disk')
+        if error.filename is None:  # of an open file, so perhaps of standard output
+            _drop_output()
+        return _refused(DATA, f'{error.filename or "a file or the output"} cannot be used ({reason(error)}); check '
+                              'the path, its permissions and the disk')
+
+
+def _drop_output() -> None:
+    """What is still to be written is of no use; Python would try again when it ends, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _refused(code: int, sentence: str) -> int:

@@ -94,16 +94,30 @@ def test_a_file_that_cannot_be_used_is_named(count, capsys, monkeypatch):
     assert capsys.readouterr().err.startswith('rmuscle: /nowhere/at/all cannot be used (No such file or directory); ')
 
 
-def test_a_reader_that_ends_early_ends_the_command_quietly(tmp_path):
-    (tmp_path / 'talk_command.py').write_text(MODULE.replace('return options.to', "print('x' * 10**6)").replace(
-        'count', 'talk').replace('import {missing}', 'pass').replace('options.to == 0', 'False'))
+@pytest.fixture
+def talk(tmp_path):
+    """A process of a command that prints a megabyte."""
+    (tmp_path / 'talk_command.py').write_text(
+        "def add_parser(subparsers):\n    subparsers.add_parser('talk').set_defaults(run=lambda _: print('x' * "
+                        "10**6))\n")
     code = ('import sys; from rmuscle_core import cli; cli.COMMANDS["talk"] = ("talk_command", "");'
             'sys.exit(cli.main(["talk"]))')
     environment = {**os.environ, 'PYTHONPATH': os.pathsep.join([str(tmp_path), *sys.path])}
-    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          env=environment) as process:
+    return lambda output: subprocess.Popen([sys.executable, '-c', code], stdout=output, stderr=subprocess.PIPE,
+                                           text=True, env=environment)
+
+
+def test_a_reader_that_ends_early_ends_the_command_quietly(talk):
+    with talk(subprocess.PIPE) as process:
         process.stdout.close()
         assert process.wait(60) == cli.CLOSED and process.stderr.read() == ''
+
+
+def test_output_that_finds_no_room_is_one_sentence(talk):
+    with Path('/dev/full').open('w') as full, talk(full) as process:
+        assert process.wait(60) == cli.DATA
+        assert process.stderr.read().startswith('rmuscle: a file or the output cannot be used (No space left on '
+                                   'device)')
 
 
 def test_the_exit_codes_are_told_in_one_place(capsys):
