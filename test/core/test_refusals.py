@@ -75,13 +75,16 @@ def test_a_value_outside_its_range_is_refused_before_anything_is_read(words, act
 
 
 @pytest.mark.parametrize(('words', 'action'), value_options(*OUTPUTS))
-def test_a_place_that_cannot_be_written_is_refused_before_the_work(words, action, tmp_path, capsys):
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(words, action, tmp_path, capsys, monkeypatch):
     (tmp_path / 'folder').mkdir()
     (tmp_path / 'file').touch()
     wrong = {output_file: ['folder'], output_folder: ['file'], new_folder: ['folder', 'file']}[action.type]
     for place in (*wrong, 'file/below', 'file/further/below'):
         err = refused(capsys, [*words, action.option_strings[0], tmp_path / place])
         assert str(tmp_path / place) in err
+    monkeypatch.setattr('os.access', lambda path, mode: Path(path) != tmp_path)
+    err = refused(capsys, [*words, action.option_strings[0], tmp_path / 'new/below'])
+    assert f'this user may not write to {tmp_path}' in err
     assert sorted(path.name for path in tmp_path.iterdir()) == ['file', 'folder']
 
 

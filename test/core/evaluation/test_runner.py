@@ -14,7 +14,7 @@ from tiny_policy import CAMERAS, JOINTS, PROMPT
 from rmuscle_core.cli import main
 from rmuscle_core.errors import RMuscleError
 from rmuscle_core.evaluation import runner, table
-from rmuscle_core.evaluation.rows import BY_NAME, ROWS
+from rmuscle_core.evaluation.rows import BY_NAME, QUICK, ROWS
 from rmuscle_core.settings import Settings
 from rmuscle_core.workcell import tasks
 
@@ -118,6 +118,20 @@ def test_the_command_writes_a_summary(plan, tmp_path):
                  '--out', str(tmp_path), '--processes', '1', '--json', str(out)]) == 0
     found = json.loads(out.read_text())
     assert list(found['rows']) == ['dense', 'default'] and found['seeds'] == [1000, 1001]
+
+
+def test_the_list_names_every_row_and_all_that_it_sets(capsys):
+    assert main(['eval', '--list']) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [row.name for row in ROWS]
+    for line, row in zip(lines, ROWS):
+        assert row.note in line and all(f'{name} {value}' in line for name, value in row.settings.items())
+
+
+def test_rows_are_named_or_the_quick_ones(capsys):
+    assert main(['eval', '--quick', '--list']) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(QUICK)
+    assert main(['eval', '--quick', '--rows', 'dense']) == 2 and 'not allowed with' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(('arguments', 'text'), [(['--rows', 'nope'], "no row 'nope'"),
