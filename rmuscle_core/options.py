@@ -123,4 +123,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         if not all(text.partition('=')):
             raise SettingsError(f'{option} {text} must be two names with "=" between them')
-    return {text.partition('=')[0]: text.partition('=')[2] for text in texts}
+    found = {text.partition('=')[0]: text.partition('=')[2] for text in texts}
+    if len(found) < len(texts):
+        raise SettingsError(f'{option} gives a name twice in {", ".join(texts)}; leave one of them out')
+    return found

@@ -40,11 +40,13 @@ def add_source_options(parser: argparse.ArgumentParser) -> None:
 
 def source_of(path: Path, args: argparse.Namespace, config: ModelConfig) -> EpisodeSource:
     """Open the episodes at a path as the options say. Raises as ``open_source``, and SettingsError for an option."""
-    if args.execute_steps > config.chunk_size:
-        raise SettingsError(f'--execute-steps is {args.execute_steps}, expected 1 to {config.chunk_size}, the steps of '
-                            'a chunk')
     wanted = Wanted(config.cameras, config.state_dim, config.execute_steps, pairs('--camera', args.camera),
                     args.masked_camera, args.control_rate_hz, args.prompt)
     options = SourceOptions(args.execute_steps, args.tolerance_s, args.parameters, pairs('--topic', args.topic),
                             args.episodes_topic)
-    return open_source(path, wanted, options)
+    source = open_source(path, wanted, options)
+    if not 1 <= source.execute_steps <= config.chunk_size:
+        source.__exit__(None, None, None)
+        raise SettingsError(f'execute_steps is {source.execute_steps}, expected 1 to {config.chunk_size}, the steps '
+                            'of a chunk; correct --execute-steps or the parameter file')
+    return source

@@ -133,6 +133,7 @@ EPISODES = {**ANYTHING, 'text.h5': text, 'empty.h5': Path.touch, 'other.h5': oth
 ARCHIVES = {**ANYTHING, 'text.npz': text, 'empty.npz': Path.touch, 'other.npz': other_npz, 'cut.npz': cut(other_npz),
             'array.npy': array}
 PARAMETERS = {**ANYTHING, 'text.yaml': text, 'list.yaml': lambda path: path.write_text('- 1\n'),
+              'number.yaml': lambda path: path.write_text('/**: {ros__parameters: 3}\n'),
               'other.yaml': lambda path: path.write_text('camera_node: {ros__parameters: {}}\n'),
               'bytes.yaml': lambda path: path.write_bytes(bytes(range(256)))}
 INPUTS = {'checkpoint': CHECKPOINTS, 'against': CHECKPOINTS, 'vision_from': CHECKPOINTS, 'start': CHECKPOINTS,

@@ -18,7 +18,7 @@ from rmuscle_core.errors import SettingsError
 from rmuscle_core.importing.bag import Bags
 from rmuscle_core.importing.bag_file import Topics
 from rmuscle_core.importing.episodes import Wanted
-from rmuscle_core.importing.robot import read_robot
+from rmuscle_core.importing.robot import read_robot, read_settings
 from rmuscle_core.library.recording import RecordedEpisode, write_recording
 
 STEPS, FPS = 4, 20
@@ -217,8 +217,7 @@ def test_a_damaged_sqlite3_bag(episodes, build, tmp_path, parameters, capsys):
 
 @pytest.mark.parametrize(('options', 'sentence'), [
     ([], 'is a bag: give the parameter file'), (['--parameters', 'nowhere.yaml'], 'nowhere.yaml is no ROS parameter'),
-    (['--topic', 'joint_states'], 'must be two names'), (['--control-rate-hz', '-1'], 'above 0'),
-    (['--execute-steps', '9'], 'expected 1 to 8')])
+    (['--topic', 'joint_states'], 'must be two names'), (['--control-rate-hz', '-1'], 'above 0')])
 def test_options_that_do_not_fit_are_refused(episodes, build, tmp_path, capsys, options, sentence):
     bag = write_bag(tmp_path / 'bag', messages_of(episodes[0], NAMES))
     code, library = build(bag, 'library', *options)
@@ -229,11 +228,42 @@ def test_options_that_do_not_fit_are_refused(episodes, build, tmp_path, capsys, 
     (['--topic', 'nowhere=/x'], '--topic nowhere names nothing that is read'),
     (['--masked-camera', 'nose'], "'nose' is not a camera of the checkpoint"),
     (['--camera', 'nose=x'], "'nose' is not a camera of the checkpoint"),
-    (['--camera', 'base=x'], "has no camera 'x'")])
-def test_a_name_that_fits_nothing_is_refused(episodes, build, tmp_path, parameters, capsys, options, sentence):
+    (['--camera', 'base=x'], "has no camera 'x'"),
+    (['--camera', 'base=x', '--camera', 'base=y'], 'gives a name twice'),
+    (['--execute-steps', '9'], 'expected 1 to 8')])
+def test_a_value_that_fits_no_bag_or_checkpoint_is_refused(episodes, build, tmp_path, parameters, capsys, options, sentence):
     bag = write_bag(tmp_path / 'bag', messages_of(episodes[0], NAMES))
     code, library = build(bag, 'library', '--parameters', parameters, *options)
     assert code == 2 and sentence in capsys.readouterr().err and not library.exists()
+
+
+@pytest.mark.parametrize(('line', 'sentence'), [
+    ('control_rate_hz: fast', 'control_rate_hz must be a number'), ('max_age_s: 0.0', 'must be above 0'),
+    ('max_skew_s: -1.0', 'max_skew_s at least 0'), ('joint_names: arm', 'joint_names must be a list'),
+    ('joint_names: [1, 2]', 'joint_names must be text'), ('joint_units: [mile]', 'joint_units must hold'),
+    ('image_topics: {base: 3}', 'image_topics.base must be text'),
+    ('masked_cameras: [base, wrist]', 'sets no cameras')])
+def test_a_wrong_line_of_the_parameter_file_is_named_with_the_file(episodes, build, tmp_path, parameters, capsys, line,
+                                                                   sentence):
+    bag = write_bag(tmp_path / 'bag', messages_of(episodes[0], NAMES))
+    parameters.write_text(f'{parameters.read_text()}    {line}\n')  # the last of two equal keys counts
+    code, library = build(bag, 'library', '--parameters', parameters)
+    error = capsys.readouterr().err
+    assert code == 2 and f'rmuscle: {parameters}' in error and sentence in error and not library.exists()
+
+
+@pytest.mark.parametrize('value', [-1, 9])
+def test_steps_of_the_parameter_file_must_fit_into_a_chunk(episodes, build, tmp_path, parameters, capsys, value):
+    bag = write_bag(tmp_path / 'bag', messages_of(episodes[0], NAMES))
+    parameters.write_text(f'{parameters.read_text()}    execute_steps: {value}\n')
+    assert build(bag, 'library', '--parameters', parameters)[0] == 2
+    assert f'execute_steps is {value}, expected 1 to 8' in capsys.readouterr().err
+
+
+def test_a_setting_of_the_parameter_file_is_checked_with_its_name(parameters):
+    parameters.write_text(f'{parameters.read_text()}    token_ratio: 3.0\n')
+    with pytest.raises(SettingsError, match=r'robot\.yaml: token_ratio must lie in'):
+        read_settings(parameters)
 
 
 @pytest.mark.parametrize('option', ['--topic', '--camera'])
