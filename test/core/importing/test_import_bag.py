@@ -231,7 +231,7 @@ def test_options_that_do_not_fit_are_refused(episodes, build, tmp_path, capsys, 
     (['--camera', 'base=x'], "has no camera 'x'"),
     (['--camera', 'base=x', '--camera', 'base=y'], 'gives a name twice'),
     (['--execute-steps', '9'], 'expected 1 to 8')])
-def test_a_value_that_fits_no_bag_or_checkpoint_is_refused(episodes, build, tmp_path, parameters, capsys, options, sentence):
+def test_a_value_that_does_not_fit_is_refused(episodes, build, tmp_path, parameters, capsys, options, sentence):
     bag = write_bag(tmp_path / 'bag', messages_of(episodes[0], NAMES))
     code, library = build(bag, 'library', '--parameters', parameters, *options)
     assert code == 2 and sentence in capsys.readouterr().err and not library.exists()
