@@ -41,16 +41,19 @@ def checkpoint(path: Path, device: torch.device) -> Iterator[Finding]:
 
 
 def library(path: Path) -> Iterator[Finding]:
-    """Whether it opens, and what is wrong with single episodes. ``rmuscle library verify`` reads every byte."""
+    """Whether it opens, and what is wrong with single episodes; changes nothing.
+
+    ``rmuscle library verify`` reads every byte.
+    """
     try:
-        opened = EpisodeLibrary.open(path)
+        opened = EpisodeLibrary.open(path, set_aside=False)
     except RMuscleError as error:
         yield _refused('library', error)
         return
     text = f'{path}: {len(opened.episodes)} episodes, {opened.nbytes / 1e6:.1f} MB'
     if opened.problems:
         yield Finding(WARN, 'library', f'{text}; {len(opened.problems)} unusable, first: {opened.problems[0]}',
-                      f'rmuscle library verify {path}')
+                      f'rmuscle library verify --repair {path}')
     else:
         yield Finding(OK, 'library', text)
 

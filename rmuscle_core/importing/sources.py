@@ -54,7 +54,8 @@ def open_source(path: Path, wanted: Wanted, options: SourceOptions) -> EpisodeSo
         if robot.execute_steps and not options.execute_steps:
             wanted = replace(wanted, execute_steps=robot.execute_steps)
         return Bags(bags, wanted, robot, Topics(options.topics, episodes=options.episodes_topic))
-    raise EpisodeError(f'{path} holds no episodes; expected a recording (.h5), the folder of a LeRobotDataset (with '
+    found = 'holds no episodes' if path.exists() else 'is not there'
+    raise EpisodeError(f'{path} {found}; expected a recording (.h5), the folder of a LeRobotDataset (with '
                        'meta/info.json), a ROS 2 bag (a folder with metadata.yaml, .mcap, .db3) or a folder of bags')
 
 

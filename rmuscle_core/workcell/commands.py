@@ -146,9 +146,11 @@ def run_bag(args: argparse.Namespace) -> int:
     """Write dense executions as a robot would have recorded them."""
     from rmuscle_core.policy import MusclePolicy
     from rmuscle_core.workcell.bag import write_bag
+    from rmuscle_core.workcell.evaluate import check_fits
 
     policy = MusclePolicy.load(args.checkpoint, Settings(mode='dense'))
     cell = TASKS[args.task].make_cell(policy.config.vision.image_size)
+    check_fits(policy, cell)
     write_bag(args.out, cell, policy, range(args.seed, args.seed + args.episodes))
     policy.close()
     cell.close()

@@ -14,6 +14,7 @@ from rmuscle_core.cli import main
 from rmuscle_core.doctor import gpu, host, software
 from rmuscle_core.doctor.finding import FAIL, OK, WARN, Host
 from rmuscle_core.doctor.sensors import Sensors, device_name
+from rmuscle_core.library import EpisodeLibrary
 
 ROOT = Path(__file__).resolve().parents[3]
 GOOD = {'proc/sys/net/core/rmem_max': '12582912', 'proc/sys/net/core/wmem_max': '12582912',
@@ -211,6 +212,17 @@ def test_checkpoint_and_library_are_looked_at(capsys, tmp_path, monkeypatch):
     found = {f['name']: f for f in json.loads(capsys.readouterr().out)['findings']}
     assert found['checkpoint']['level'] == found['library']['level'] == FAIL
     assert 'absent' in found['checkpoint']['text'] and found['checkpoint']['fix']
+
+
+def test_a_library_is_left_as_it_is(capsys, tmp_path):
+    EpisodeLibrary.create(tmp_path / 'library', {'weights': 'w'})
+    (tmp_path / 'library/stack').mkdir()
+    (tmp_path / 'library/stack/one.h5').write_text('broken')
+    before = sorted(tmp_path.rglob('*'))
+    main(['doctor', '--device', 'cpu', '--json', '--library', str(tmp_path / 'library')])
+    found = {f['name']: f for f in json.loads(capsys.readouterr().out)['findings']}['library']
+    assert found['level'] == WARN and 'one.h5' in found['text'] and '--repair' in found['fix']
+    assert sorted(tmp_path.rglob('*')) == before
 
 
 def test_sensors_of_a_processor_and_what_is_unknown(machine):
