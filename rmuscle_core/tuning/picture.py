@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from rmuscle_core.tuning.choose import Choice, pareto
 from rmuscle_core.tuning.sweep import Sweep
+
+LABEL_WIDTH = 0.1  # of the axis
 
 
 def draw(path: Path, sweep: Sweep, error: np.ndarray, choice: Choice, checked: float | None, budget: float,
@@ -29,9 +32,9 @@ def draw(path: Path, sweep: Sweep, error: np.ndarray, choice: Choice, checked: f
     front = pareto(sweep.milliseconds[w], error[w])
     axes.plot([speedup[i] for i in front], [error[w][i] for i in front], color='#c2410c', linewidth=2, alpha=0.5,
               label='none is better in both')
-    for token, neuron in front:
+    for token, neuron in apart(front, speedup):
         axes.annotate(f'{grid.tokens[token]:g} / {grid.neurons[neuron]:g}', (speedup[token, neuron],
-                      error[w, token, neuron]), fontsize=7, xytext=(4, -9), textcoords='offset points')
+                      error[w, token, neuron]), fontsize=7, xytext=(5, -10), textcoords='offset points')
     axes.plot([speedup[t, n]] * 2, [choice.error, choice.bound], '_-', color='#c2410c', markersize=10,
               label='its upper bound')
     axes.plot(speedup[t, n], choice.error, '*', markersize=18, color='#c2410c',
@@ -39,10 +42,20 @@ def draw(path: Path, sweep: Sweep, error: np.ndarray, choice: Choice, checked: f
     if checked is not None:
         axes.plot(speedup[t, n], checked, 'kx', markersize=8, label='its error on held-out episodes')
     axes.axhline(budget, linestyle=':', color='#555', label=f'budget {budget:g}')
-    axes.set(xlabel=f'speedup of a call over dense ({cost_label})', ylabel='action error, half ranges', ylim=(0, None),
+    axes.set(xlabel=f'speedup of a call over dense ({cost_label})', ylabel='action error, half ranges',
              title=f'Labels: token_ratio / neuron_ratio. Each line: token_ratio {max(grid.tokens):g} to '
                    f'{min(grid.tokens):g}. Window {choice.window}')
     axes.title.set_fontsize(10)
+    axes.margins(x=0.15)
     axes.legend(fontsize=8, loc='center left', bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def apart(front: Sequence[tuple[int, int]], speedup: np.ndarray) -> list[tuple[int, int]]:
+    """Those of the front whose labels do not cover each other, the fastest first; speedup [tokens, neurons]."""
+    kept: list[tuple[int, int]] = []
+    for index in front:
+        if not kept or speedup[kept[-1]] - speedup[index] > LABEL_WIDTH * np.ptp(speedup):
+            kept.append(index)
+    return kept
