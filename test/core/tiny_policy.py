@@ -29,11 +29,12 @@ def write_checkpoint(directory, seed=0):
     return directory
 
 
-def write_statistics(directory, unit=1.0, **options):
-    """The processors of a robot whose joints all move between -unit and unit; options: of write_processors."""
+def write_statistics(directory, unit=1.0, centre=0.0, **options):
+    """The processors of a robot whose joints all move by ``unit`` about ``centre``; options: of write_processors."""
     config = load_config(directory)
     features = config_json(config)
-    values = {'min': -unit, 'max': unit, 'mean': 0, 'std': unit, 'q01': -unit, 'q99': unit}
+    low, high = centre - unit, centre + unit
+    values = {'min': low, 'max': high, 'mean': centre, 'std': unit, 'q01': low, 'q99': high}
     statistics = {key: {name: np.full(JOINTS, value, np.float32) for name, value in values.items()}
                   for key in ('observation.state', 'action')}
     write_processors(directory, 'pi05', {**features['input_features'], **features['output_features']}, statistics,

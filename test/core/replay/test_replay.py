@@ -2,10 +2,12 @@
 """Recorded executions through the policy twice: what is measured, what the report holds, when it fails."""
 
 import json
+import shutil
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from tiny_policy import write_statistics
 
 from rmuscle_core.cli import main
 from rmuscle_core.library.recording import RecordedEpisode, write_recording
@@ -157,3 +159,12 @@ def test_a_mistyped_library_is_not_made(recording, tiny_checkpoint, tmp_path, co
     episodes = [str(recording)] if command == 'replay' else []
     assert main([command, *episodes, '--checkpoint', str(tiny_checkpoint), '--library', str(wrong)]) == 3
     assert f'there is no library at {wrong}' in capsys.readouterr().err and not wrong.exists()
+
+
+def test_joints_that_stood_still_in_training_give_numbers(recording, tiny_checkpoint, tmp_path):
+    checkpoint = shutil.copytree(tiny_checkpoint, tmp_path / 'still')
+    write_statistics(checkpoint, unit=0.0, centre=0.5)
+    _, found, _ = replay(recording, checkpoint, '--token-ratio', '0.3')
+    values = [*found['action_difference'].values(), *(row['half_range'] for row in found['joints'].values())]
+    values += [value for jumps in found['boundary_jump'].values() for value in jumps.values()]
+    assert np.isfinite(values).all() and found['joints']['a']['half_range'] > 0
