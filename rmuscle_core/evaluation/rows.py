@@ -14,6 +14,7 @@ from rmuscle_core.settings import PROFILES
 BASELINE = 'dense'
 EPISODES = 16  # of the library, where a row does not say otherwise
 EVERYTHING = {'token_ratio': 1.0, 'neuron_ratio': 1.0}  # for engines that save elsewhere
+EVEN = {'step_tilt': 0.0, 'layer_tilt': 0.0}
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ ROWS = [
         note='library references however similar'),
     Row('one_reference', 'reference', {'token_references': 1}, note='the paper: all tokens reuse one reference'),
     Row('two_references', 'reference', {'token_references': 2}),
-    Row('six_references', 'reference', {'token_references': 6}),
-    Row('one_reference_0.25', 'reference', {'token_references': 1, 'token_ratio': 0.25}),
+    Row('one_reference_0.25', 'reference', {'token_references': 1, 'token_ratio': 0.25, **EVEN},
+        note='the same with more tokens, neurons spread evenly'),
     Row('library_8', 'reference', episodes=8),
     Row('library_32', 'reference', episodes=32),
     Row('window_0', 'reference', {'window': 0, 'window_episodes': 1}),
@@ -58,11 +59,9 @@ ROWS = [
     Row('residual_none', 'masks', {'residual': 'none'}, note='the paper: what neurons left out contribute is lost'),
     Row('residual_anchored', 'masks', {'residual': 'anchored'}),
     Row('ranked_by_change', 'masks', rank='change'),
-    Row('even_spread', 'masks', {'step_tilt': 0.0, 'layer_tilt': 0.0},
-        note='the paper: as many neurons in every step and layer'),
+    Row('even_spread', 'masks', EVEN, note='the paper: as many neurons in every step and layer'),
     Row('dense_first_step', 'masks', engine=engines.DenseFirstStep, note='one of ten steps more'),
     Row('context_0.5', 'ratios', {'mode': 'context', 'token_ratio': 0.5}),
-    Row('action_0.35', 'ratios', {'mode': 'action', 'neuron_ratio': 0.35}),
     Row('0.15/0.35', 'ratios', {'token_ratio': 0.15, 'neuron_ratio': 0.35}),
     Row('0.1/0.5', 'ratios', {'token_ratio': 0.1, 'neuron_ratio': 0.5}),
     Row('skip_steps', 'other methods', {'mode': 'dense'}, engines.SkipSteps, note='DP-Cache, our re-implementation'),
