@@ -22,6 +22,7 @@ from rmuscle_core.engine.lane import DirectLane
 from rmuscle_core.engine.packed import PackedVLA
 from rmuscle_core.engine.plan import CallPlan, bucket_of, plan_call
 from rmuscle_core.engine.slot_ffn import SlotNeuronFFN
+from rmuscle_core.engine.spread import even
 from rmuscle_core.ffn import DenseFFN, Interrupted
 from rmuscle_core.library import Reference, ReferenceId
 from rmuscle_core.model import VLA
@@ -74,7 +75,8 @@ def packed_against_plain(model: VLA, text: int) -> dict[str, float]:
     noise = torch.randn(1, config.chunk_size, config.padded_dim, device=model.cos.device)
 
     neurons = config.expert.mlp
-    folded = SlotNeuronFFN(None, neurons, neurons, 1, 'none')  # every neuron, so it needs no reference
+    every = even(neurons, config.steps, config.expert.layers)
+    folded = SlotNeuronFFN(None, every, neurons, 1, 'none')  # every neuron, so it needs no reference
 
     dense = DenseFFN()
 
