@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu_check without a GPU: what it calls of the engine is still there, so that no GPU minute is spent on that."""
+"""scripts/gpu_check without a GPU: what it calls of the engine is still there, so no GPU minute is lost to that."""
 
 import json
 import subprocess
