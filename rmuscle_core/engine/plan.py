@@ -41,10 +41,9 @@ class CallPlan:
         """Neurons evaluated per layer and step, averaged over the steps of a call."""
         if self.neurons is None:
             return total
-        evaluated = 0.0
-        for group, counts in zip(group_steps(steps, group_size), self.neurons):
-            dense = 1 if self.residual == 'anchored' else 0
-            evaluated += dense * total + (group - dense) * sum(counts) / len(counts)
+        dense = 1 if self.residual == 'anchored' else 0  # steps of each group
+        evaluated = sum(dense * total + (size - dense) * sum(counts) / len(counts)
+                        for size, counts in zip(group_steps(steps, group_size), self.neurons))
         return round(evaluated / steps)
 
 

@@ -47,6 +47,17 @@ def test_choosing_a_fixed_number_is_what_the_policy_does(bench, modules):
     assert bench.error(call, tokens.Nearest(arena, arena.shape.tokens), DenseFFN()) < 1e-6
 
 
+@torch.inference_mode()
+def test_a_threshold_takes_what_changed_more_and_at_most_half(bench, modules):
+    _, tokens, _ = modules
+    call, arena = next(bench.calls()), bench.engine.arena
+    for slot, reference in enumerate(call.references):
+        bench.expand(reference, slot, CallPlan())
+    every, none = (tokens.Threshold(arena, limit) for limit in (0.0, float('inf')))
+    errors = [bench.error(call, way, DenseFFN()) for way in (every, none)]
+    assert set(every.recomputed) == {0.5} and set(none.recomputed) == {0.0} and errors[0] < errors[1]
+
+
 def test_every_way_is_measured_at_the_share_it_says(bench, modules):
     _, tokens, neurons = modules
     rows = {name: (share, error) for name, share, error, _ in tokens.measure(bench)}
@@ -56,7 +67,6 @@ def test_every_way_is_measured_at_the_share_it_says(bench, modules):
         assert len(same) == 5
         for name, (share, _) in same.items():
             assert share == pytest.approx(ratio, abs=1.5 / total), name
-    assert rows['threshold 0.03'][0] <= 0.5
     spent = {name: (share, error) for name, share, error, _ in neurons.measure(bench)}
     assert len(spent) == len(neurons.RATIOS) * (len(neurons.TILTS) + 3)
     even, tilted = (spent[f'step_tilt {step:g}, layer_tilt {layer:g}: 0.5'] for step, layer in ((0, 0), (0.4, 0.3)))
